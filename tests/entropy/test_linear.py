@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from gtpo_verl.entropy import linear_logprob, linear_logprob_entropy, logprob_entropy
 from gtpo_verl.entropy import linear as module
+from gtpo_verl.entropy import linear_logprob, linear_logprob_entropy, logprob_entropy
 
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # one program per row is a Python loop there
 DTYPES = [torch.bfloat16, torch.float32] if interpreted else [torch.bfloat16, torch.float16, torch.float32]

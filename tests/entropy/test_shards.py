@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from gtpo_verl.entropy import combine, logprob, logprob_entropy, logprob_entropy_partial, sharded_logprob_entropy
+from gtpo_verl.entropy import combine, logprob, logprob_entropy, logprob_entropy_partial
 
 inf = math.inf
 BOUNDS = {"halves": [0, 300, 600], "unequal": [0, 1, 257, 600], "whole": [0, 600], "many": list(range(0, 601, 50))}
