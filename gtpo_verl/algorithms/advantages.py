@@ -71,7 +71,7 @@ def compute_advantages(
     for block, nats, shaped in shaped_blocks():
         compared = basis(of_step or moments(block, shaped), config.normalize)
         values = standardize(shaped.rewards, shaped.sides, compared, config.epsilon, participants(block))
-        unguarded = values if method.level == TOKEN else block.response_of_token.spread(values)
+        unguarded = values if method.level == TOKEN else block.response.spread(values)
         final = sign_guarded(unguarded, block.right_tokens) if config.sign_guard else unguarded
         advantages.index_copy_(0, block.tokens, final.float())
         tally.add(block, nats, shaped, unguarded, final)

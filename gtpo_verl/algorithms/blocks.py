@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gtpo_verl.algorithms.sets import Sets
+from gtpo_verl.algorithms.sets import Runs, Scattered, Unions
 
-# The temporaries of a block are a dozen tensors of 4 MiB at this many tokens: small beside a batch that needs cutting at
-# all, yet large enough for the overhead of a block to vanish.
+# At this many tokens the temporaries of a block are a dozen tensors of 4 MiB: small beside a batch that needs cutting,
+# yet large enough for the overhead of a block to vanish.
 TOKENS_PER_BLOCK = 2**19
 
 
@@ -39,9 +39,19 @@ class Block:
         return int(self.group[-1]) + 1
 
     @cached_property
-    def response_of_token(self) -> Sets:
-        """The tokens, response after response, each in the set of its response."""
-        return Sets(torch.repeat_interleave(self.lengths), len(self.lengths))
+    def response(self) -> Runs:
+        """The tokens of each response, (n,) in all."""
+        return Runs(self.lengths)
+
+    @cached_property
+    def side(self) -> Scattered:
+        """The responses in S- and in S+ of each group: 2 * group + right."""
+        return Scattered(2 * self.group + self.right, 2 * self.groups)
+
+    @cached_property
+    def side_of_token(self) -> Unions:
+        """The tokens of S- and of S+ of each group."""
+        return Unions(self.response, self.side)
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -49,19 +59,9 @@ class Block:
         return self.count_from(self.starts)
 
     @cached_property
-    def side(self) -> Sets:
-        """The responses in the sets S- and S+ of each group: 2 * group + right."""
-        return Sets(2 * self.group + self.right, 2 * self.groups)
-
-    @cached_property
-    def side_of_token(self) -> Sets:
-        """The tokens of S- and of S+ of each group."""
-        return Sets(self.response_of_token.spread(self.side.of), self.side.count)
-
-    @cached_property
     def right_tokens(self) -> Tensor:
         """(n,) bool: the tokens of right responses."""
-        return self.response_of_token.spread(self.right)
+        return self.response.spread(self.right)
 
     @cached_property
     def mixed(self) -> Tensor:
@@ -71,7 +71,7 @@ class Block:
     def count_from(self, first: Tensor) -> Tensor:
         """(r,) -> (n,): consecutive numbers over each response's tokens, from the one given for its first."""
         before = self.lengths.cumsum(0) - self.lengths
-        counted = self.response_of_token.spread(first - before)
+        counted = self.response.spread(first - before)
         return counted.add_(torch.arange(len(counted), device=counted.device))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gtpo_verl.algorithms.blocks import Block
 from gtpo_verl.algorithms.config import GROUP, RESPONSE
-from gtpo_verl.algorithms.sets import Sets
+from gtpo_verl.algorithms.sets import Scattered, Sets
 
 
 def token_peers(block: Block, relative_to: str) -> Sets:
@@ -17,12 +17,12 @@ def token_peers(block: Block, relative_to: str) -> Sets:
     eqs. 2 and 13, which counts the responses of that side that are still running.
     """
     if relative_to == RESPONSE:
-        return block.response_of_token
+        return block.response
     if relative_to == GROUP:
         return block.side_of_token
     longest = block.lengths.new_zeros(block.side.count).scatter_reduce_(0, block.side.of, block.lengths, "amax")
     end = longest.cumsum(0)
-    return Sets(block.count_from(block.side.spread(end - longest)), int(end[-1]))
+    return Scattered(block.count_from(block.side.spread(end - longest)), int(end[-1]))
 
 
 def sequence_entropy(entropy: Tensor, responses: Sets, kind: str, floor: float) -> Tensor:
@@ -30,7 +30,7 @@ def sequence_entropy(entropy: Tensor, responses: Sets, kind: str, floor: float) 
 
     Args:
         entropy: (n,) float64, nats, not negative.
-        responses: which response each token belongs to.
+        responses: the responses of the n tokens.
         kind: `arithmetic` or `geometric`.
         floor: the least entropy that the logarithm of the geometric mean sees.
     Returns:

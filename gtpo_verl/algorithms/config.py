@@ -183,7 +183,8 @@ def _read(cls: type, config: Any, name: str) -> Any:
 
 def _as_mapping(config: Any, name: str) -> dict[str, Any]:
     if isinstance(config, Mapping):
-        return dict(config.items())
+        # YAML 1.1, and so OmegaConf, reads an unquoted `on` as true, the key of `length_penalty.on` included.
+        return {"on" if key is True else key: value for key, value in config.items()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     raise ValueError(f"{name} must be a mapping or a dataclass, not {config!r}")

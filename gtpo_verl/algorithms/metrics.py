@@ -41,8 +41,7 @@ class Tally:
             advantages: (n,) float64, those that are handed on.
         """
         right = block.right_tokens
-        self._add_entropy("right", entropy, right)
-        self._add_entropy("wrong", entropy, ~right)
+        self._add_entropy(block, entropy)
         self._add_correlation(block, advantages)
         sums = self._sums
         sums["right_negative"] += ((unguarded < 0) & right).sum()
@@ -60,23 +59,29 @@ class Tally:
             sums["clip_low"] += ((unclipped < 1 - 1e-9) & right).sum()
             sums["clip_high"] += ((unclipped > clip.upper + 1e-9) & right).sum()
 
-    def _add_entropy(self, side: str, entropy: Tensor, members: Tensor) -> None:
-        self._sums[f"{side}"] += members.sum()
-        self._sums[f"{side}_entropy"] += entropy @ members.double()
-        self._sums[f"{side}_floor"] += ((entropy <= self._config.entropy_floor) & members).sum()
-        self._samples[side].append(entropy[:: self._stride][members[:: self._stride]])
+    def _add_entropy(self, block: Block, entropy: Tensor) -> None:
+        nats = block.response.sum(entropy)
+        at_floor = entropy <= self._config.entropy_floor
+        sample, sampled_right = entropy[:: self._stride], block.right_tokens[:: self._stride]
+        for side, responses, tokens, sampled in (
+            ("right", block.right, block.right_tokens, sampled_right),
+            ("wrong", ~block.right, ~block.right_tokens, ~sampled_right),
+        ):
+            self._sums[side] += block.lengths[responses].sum()
+            self._sums[f"{side}_entropy"] += nats[responses].sum()
+            self._sums[f"{side}_floor"] += (at_floor & tokens).sum()
+            self._samples[side].append(sample[sampled])
 
     def _add_correlation(self, block: Block, advantages: Tensor) -> None:
-        right, group_of_all = block.right.double(), NormalizeConfig(over=JOINT)
-        grpo = standardize(
-            right, block.side, basis(moments_of_sides(right, block.side), group_of_all), self._config.epsilon
-        )
+        right = block.right.double()
+        moments = basis(moments_of_sides(right, block.side), NormalizeConfig(over=JOINT))
+        grpo = standardize(right, block.side, moments, self._config.epsilon, block.mixed)
         sums, length = self._sums, block.lengths.double()
         sums["a"] += advantages.sum()
         sums["aa"] += advantages @ advantages
         sums["g"] += grpo @ length
         sums["gg"] += grpo.square() @ length
-        sums["ag"] += block.response_of_token.sum(advantages) @ grpo
+        sums["ag"] += block.response.sum(advantages) @ grpo
 
     def metrics(self) -> dict[str, float]:
         """The `gtpo/*` metrics of all blocks added."""

@@ -33,20 +33,17 @@ def basis(sides: Moments, normalize: NormalizeConfig) -> Moments:
     return sides
 
 
-def standardize(
-    rewards: Tensor, sides: Sets, moments: Moments, epsilon: float, participants: Tensor | None = None
-) -> Tensor:
+def standardize(rewards: Tensor, sides: Sets, moments: Moments, epsilon: float, participants: Tensor) -> Tensor:
     """z = (reward - mean) / (std + epsilon), eqs. 3, 8, 15 and 19.
 
     Args:
         rewards: (items,) float64.
-        sides: which side of which group each reward belongs to.
+        sides: the rewards of S- and of S+ of each group, in this order.
         moments: of those sides, broadcastable to (groups, 2).
-        participants: (groups,) bool, which groups take part; the others get 0. None: all.
+        participants: (groups,) bool, which groups take part; the others get 0.
     """
-    mean, scale = (field.expand(sides.count // 2, 2) for field in (moments.mean, moments.inverse_std(epsilon)))
-    if participants is not None:
-        scale = scale * participants[:, None]
+    scale = moments.inverse_std(epsilon) * participants[:, None]
+    mean = moments.mean.expand_as(scale)
     return (rewards - sides.spread(mean.flatten())) * sides.spread(scale.flatten())
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -11,34 +11,80 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Sets:
-    """Disjoint sets of n values: value i belongs to set `of[i]`.
+class Sets(ABC):
+    """Disjoint sets that n values belong to, numbered from 0; some may be empty."""
 
-    Attributes:
-        of: (n,) int64, from 0 to `count - 1`.
-        count: the number of sets; some may be empty.
-    """
+    @property
+    @abstractmethod
+    def size(self) -> Tensor:
+        """(sets,) int64: how many values each set has."""
 
-    of: Tensor
-    count: int
-
+    @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
-        """(n,) -> (count,): the sum of each set."""
-        return values.new_zeros(self.count).scatter_add_(0, self.of, values)
+        """(n,) -> (sets,): the sum of each set."""
+
+    @abstractmethod
+    def spread(self, per_set: Tensor) -> Tensor:
+        """(sets,) -> (n,): hands each value what belongs to its set."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(n,) -> (sets,): the mean of each set, 0 for an empty one."""
+        return self.sum(values) / self.size.clamp(min=1)
+
+
+class Scattered(Sets):
+    """Sets in any order: value i belongs to set `of[i]`, (n,) int64, of `count` sets."""
+
+    def __init__(self, of: Tensor, count: int) -> None:
+        self.of, self.count = of, count
 
     @cached_property
     def size(self) -> Tensor:
-        """(count,) int64: how many values each set has."""
         return torch.bincount(self.of, minlength=self.count)
 
-    def mean(self, values: Tensor) -> Tensor:
-        """(n,) -> (count,): the mean of each set, 0 for an empty one."""
-        return self.sum(values) / self.size.clamp(min=1)
+    def sum(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.count).scatter_add_(0, self.of, values)
 
     def spread(self, per_set: Tensor) -> Tensor:
-        """(count,) -> (n,): hands each value what belongs to its set."""
         return per_set.index_select(0, self.of)
+
+
+class Runs(Sets):
+    """Sets that follow one another: the first `size[0]` values, the next `size[1]`, and so on."""
+
+    def __init__(self, size: Tensor) -> None:
+        self._size = size
+
+    @property
+    def size(self) -> Tensor:
+        return self._size
+
+    @cached_property
+    def _of(self) -> Tensor:
+        return torch.repeat_interleave(self._size)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return torch.segment_reduce(values, "sum", lengths=self._size, unsafe=True)
+
+    def spread(self, per_set: Tensor) -> Tensor:
+        return per_set.index_select(0, self._of)
+
+
+class Unions(Sets):
+    """Sets of the values of other sets: `of` says which of the sets `parts` make up each union."""
+
+    def __init__(self, parts: Sets, of: Sets) -> None:
+        self._parts, self._of = parts, of
+
+    @cached_property
+    def size(self) -> Tensor:
+        return self._of.sum(self._parts.size)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self._of.sum(self._parts.sum(values))
+
+    def spread(self, per_set: Tensor) -> Tensor:
+        return self._parts.spread(self._of.spread(per_set))
 
 
 def ratio(values: Tensor, sets: Sets) -> Tensor:
@@ -62,7 +108,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, sets: Sets) -> Moments:
-        """(n,) float64 -> the moments of each set, (sets.count,)."""
+        """(n,) float64 -> the moments of each set, (sets,)."""
         mean = sets.mean(values)
         return cls(sets.size.double(), mean, sets.sum((values - sets.spread(mean)).square()))
 

@@ -20,7 +20,7 @@ class Shaped(NamedTuple):
     Attributes:
         rewards: (items,) float64: r+ of right items and r- of wrong ones, which have no other.
         ratio: (items,) float64, what the rewards were made from.
-        sides: which side of which group each item belongs to.
+        sides: the items of S- and of S+ of each group.
     """
 
     rewards: Tensor
@@ -35,17 +35,17 @@ def shape(method: Estimator, block: Block, entropy: Tensor, config: GtpoConfig) 
         entropy: (n,) float64 of the block's tokens, nats, not negative.
         config: resolved for the estimator.
     """
+    sides: Sets
     if method.level == TOKEN:
-        sides, peers = block.side_of_token, token_peers(block, config.relative_to)
+        right, sides, peers = block.right_tokens, block.side_of_token, token_peers(block, config.relative_to)
     else:
-        entropy = sequence_entropy(entropy, block.response_of_token, config.sequence_entropy, config.entropy_floor)
-        sides = peers = block.side
-    right = sides.of % 2 == 1
+        entropy = sequence_entropy(entropy, block.response, config.sequence_entropy, config.entropy_floor)
+        right, sides, peers = block.right, block.side, block.side
     weight = torch.where(right, entropy, 1 / entropy.clamp(min=config.entropy_floor))
     ratios = ratio(weight, peers)
     rewards = torch.where(right, method.right(ratios, config), method.wrong(ratios, config))
     if method.level == TOKEN and config.length_penalty.enable:
-        rewards += block.response_of_token.spread(length_penalty(block.lengths, block.right, config.length_penalty))
+        rewards += block.response.spread(length_penalty(block.lengths, block.right, config.length_penalty))
     return Shaped(rewards, ratios, sides)
 
 

@@ -42,7 +42,7 @@ def _estimator(name: str) -> Any:
         missing = [key for key, value in (("entropy", entropy), ("success", success)) if value is None]
         if missing:
             raise ValueError(
-                f"algorithm.adv_estimator={name} was called without {' and '.join(missing)}, which this trainer does not "
+                f"algorithm.adv_estimator={name} was called without {' and '.join(missing)}, which the trainer did not "
                 "hand over. gtpo_verl's synchronous trainer (trainer.use_v1=true, trainer.v1.trainer_mode=sync) does; "
                 "verl's V0 trainer and its asynchronous modes do not"
             )
