@@ -287,16 +287,20 @@ def statistics(
     *,
     first_label: int = 0,
     partial: bool = False,
+    out: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Statistics of every row, each fp32 of the labels' shape.
 
     Returns ``(log_prob, entropy, max, others)``, or with ``partial``
-    ``(max, others, u, label_logit)`` where ``label_logit`` is NaN for a label outside these columns.
+    ``(max, others, u, label_logit)`` where ``label_logit`` is NaN for a label outside these columns. In ``out``,
+    four contiguous tensors, if given.
     """
     logits, inner, stride_o, stride_i, stride_v = _rows(logits)
     flat = _flat(labels)
     n = flat.numel()
-    a, b, c, d = torch.empty((4, *labels.shape), dtype=torch.float32, device=logits.device).unbind()
+    if out is None:
+        out = torch.empty((4, *labels.shape), dtype=torch.float32, device=logits.device).unbind()
+    a, b, c, d = out
     if n == 0:
         return a, b, c, d
     per_row, inverse, is_tensor = _temperature(temperature, a)
