@@ -12,7 +12,7 @@ How many operands a step takes is free, and so is the length of a solution: a st
 three is short but error-prone for a small model. The token after an operand (``=`` or another sign) is thus a real
 decision, the kind of token whose entropy GTPO weighs, and reinforcement learning can improve on it.
 
-Every problem belongs to exactly one split, decided by a hash of its text, so that splits are disjoint whatever the seed.
+Every problem belongs to exactly one split, decided by a hash of its text: splits are disjoint whatever the seed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def distinct_problems(split: str, count: int, seed: int, config: ArithmeticConfi
         found[problem] = None
         if len(found) >= count:
             break
-        if drawn > 50 * count + 1000:
+        if drawn > 20 * count + 1000:
             raise ValueError(f"split {split!r} holds too few different problems: found {len(found)} of {count}")
     return list(found)
 

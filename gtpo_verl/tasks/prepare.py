@@ -91,15 +91,18 @@ def _warmed_up(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.random.fork_rng(devices=[]), console.status("Warming up a tiny model on worked arithmetic") as status:
+        with (
+            torch.random.fork_rng(devices=[]),
+            console.status("Warming up a tiny model on worked arithmetic") as status,
+        ):
             torch.manual_seed(seed)
             tokenizer = tiny_model.build_tokenizer()
             model = tiny_model.build_model(model_config, tokenizer)
 
             def show(measured: dict[str, float]) -> None:
                 text = (
-                    f"Warming up a tiny model: step {measured['step']:.0f}, {measured['accuracy']:.0%} of samples right "
-                    f"(stops at {warmup.target_accuracy:.0%}), {measured['seconds']:.0f} s"
+                    f"Warming up a tiny model: step {measured['step']:.0f}, {measured['accuracy']:.0%} of samples "
+                    f"right (stops at {warmup.target_accuracy:.0%}), {measured['seconds']:.0f} s"
                 )
                 status.update(text)
                 if not console.is_terminal:

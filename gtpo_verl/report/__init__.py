@@ -1,0 +1,1 @@
+"""From verl's metrics files to figures, tables and the progress display."""
