@@ -27,6 +27,7 @@ def main(config: DictConfig) -> None:
     signal.signal(signal.SIGTERM, _stop)
     _die_with_supervisor()
     terminal = os.fdopen(os.dup(2), "w", buffering=1)
+    info = None
     try:
         info = prepare(config)
         if info.finished:
@@ -36,8 +37,10 @@ def main(config: DictConfig) -> None:
         print(OmegaConf.to_yaml(config), flush=True)
         train(config)
     except Exception as error:
-        traceback.print_exc()
         cause = root_cause(error)
+        in_log = info is not None
+        if in_log or not isinstance(cause, ValueError | OSError | RuntimeError):
+            traceback.print_exc()  # into the log, once there is one: on the terminal one line says what is wrong
         print(f"error: {type(cause).__name__}: {cause}", file=terminal)
         sys.exit(1)
 
@@ -92,7 +95,7 @@ def fill_in_task(config: DictConfig, settings: RecipeSettings) -> None:
     """Prepares (or finds in the cache) `gtpo_verl.task`; fills in the model and data that the user did not name."""
     from gtpo_verl import tasks
 
-    prepared = tasks.prepare(settings.task, Path(settings.cache_dir), seed=config.data.seed)
+    prepared = tasks.prepare(settings.task, Path(settings.cache_dir))
     with open_dict(config):
         for key, value in (
             ("actor_rollout_ref.model.path", prepared.model),

@@ -209,9 +209,7 @@ def loss(name, rows, low, high):
         if not log_ratios:
             continue
         if name == "gtpo":
-            terms += [
-                objective(math.exp(clamped(x)), a) for x, a in zip(log_ratios, row["advantages"], strict=True)
-            ]
+            terms += [objective(math.exp(clamped(x)), a) for x, a in zip(log_ratios, row["advantages"], strict=True)]
             continue
         if name == "grpo_s":
             w = sum(math.exp(clamped(x)) for x in log_ratios) / len(log_ratios)
