@@ -60,27 +60,23 @@ def may_overwrite(logits: torch.Tensor) -> bool:
     """Whether the gradient may take the logits' memory.
 
     No where the memory belongs to a leaf (also through a view), where the caller retains the logits' gradient,
-    where rows overlap (an expanded tensor), or where the operation that made the logits saved them for its own
+    where rows overlap (an expanded tensor), or where the operation that made the logits saved its result for its own
     backward (``tanh``, ``softmax``). Some other consumer may have saved them too: the version counter, raised on
     writing, then makes its backward fail with PyTorch's own message.
     """
-    base = logits._base if logits._is_view() else None
-    for tensor in (logits, base):
+    for tensor in (logits, logits._base if logits._is_view() else None):
         if tensor is None:
             continue
         if tensor.is_leaf or tensor.retains_grad:
             return False
-        node = tensor.grad_fn
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                saved = getattr(node, name)
-                if isinstance(saved, torch.Tensor) and saved.untyped_storage().data_ptr() == storage(logits):
-                    return False
-    overlapping = any(size > 1 and stride == 0 for size, stride in zip(logits.shape, logits.stride(), strict=True))
-    return not overlapping
+        # Only the result: reading other saved tensors would run the hooks that offload or recompute activations.
+        saved = getattr(tensor.grad_fn, "_saved_result", None)
+        if isinstance(saved, torch.Tensor) and _storage(saved) == _storage(logits):
+            return False
+    return not any(size > 1 and stride == 0 for size, stride in zip(logits.shape, logits.stride(), strict=True))
 
 
-def storage(tensor: torch.Tensor) -> int:
+def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
