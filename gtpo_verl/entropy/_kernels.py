@@ -107,14 +107,14 @@ def _row_statistics(
         m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
 
     M = tl.max(m, 0)
-    f, d = _drop(m, tl.where(M == float("-inf"), 0.0, M), c, FAST)
+    f, d = _drop(m, tl.where(float("-inf") == M, 0.0, M), c, FAST)
     top = d >= 0.0
     u = tl.sum(f * (u + d * (others + 1.0)), 0)
     others = tl.sum(tl.where(top, others, f * (others + 1.0)), 0) + (tl.sum(tl.where(top, 1.0, 0.0), 0) - 1.0)
     # All -inf has no distribution and +inf has no finite one. A NaN is in others and u by now, whatever the hardware's
     # maximum made of it.
     M = tl.where(others != others, float("nan"), M)
-    invalid = (M == float("-inf")) | (M == float("inf"))
+    invalid = (float("-inf") == M) | (float("inf") == M)
     return M, tl.where(invalid, float("nan"), others), tl.where(invalid, float("nan"), u)
 
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gtpo_verl.launch.run_info import VARIABLE, RunInfo
 from gtpo_verl.verl_plugin import cpu, hooks
+from gtpo_verl.verl_plugin.engine import engine_environment
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -54,9 +55,10 @@ def prepare(config: DictConfig) -> RunInfo:
     settings = RecipeSettings.from_config(config)
     for name, value in settings.env.items():
         os.environ.setdefault(name, value)
+    os.environ.update(engine_environment(settings.fused_entropy))
     cpu.install()
     if settings.task is not None:
-        fill_in_task(config, settings)
+        fill_in_task(config, settings.task, settings.cache_dir)
     OmegaConf.resolve(config)
     run_dir = Path(settings.run_dir).absolute()
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / "metrics.jsonl"))
@@ -91,11 +93,11 @@ def prepare(config: DictConfig) -> RunInfo:
     return info
 
 
-def fill_in_task(config: DictConfig, settings: RecipeSettings) -> None:
+def fill_in_task(config: DictConfig, task: str, cache_dir: str) -> None:
     """Prepares (or finds in the cache) `gtpo_verl.task`; fills in the model and data that the user did not name."""
     from gtpo_verl import tasks
 
-    prepared = tasks.prepare(settings.task, Path(settings.cache_dir))
+    prepared = tasks.prepare(task, Path(cache_dir))
     with open_dict(config):
         for key, value in (
             ("actor_rollout_ref.model.path", prepared.model),
@@ -111,9 +113,9 @@ def train(config: DictConfig) -> None:
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-    forwarded = {**config.gtpo_verl.env, "VERL_FILE_LOGGER_PATH": os.environ["VERL_FILE_LOGGER_PATH"]}
+    forwarded = [*config.gtpo_verl.env, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
     with open_dict(config):
-        env_vars = {name: os.environ[name] for name in forwarded if name in os.environ}
+        env_vars = {name: os.environ[name] for name in forwarded}
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", env_vars, merge=True)
 
     verl_task_runner: Any = TaskRunnerV1.__ray_metadata__.modified_class  # type: ignore[attr-defined]
