@@ -1,0 +1,41 @@
+"""GTPO and GRPO-S (arXiv 2508.04349) in pure PyTorch, for any trainer.
+
+`compute_advantages` is the core, for flat tensors without padding; `compute_padded_advantages` wraps it for padded
+tensors.
+`gtpo_loss`, `grpo_s_loss` and `grpo_s_geometric_loss` are the losses, `GtpoConfig` holds every option.
+"""
+
+from gtpo_verl.algorithms.advantages import AdvantageResult, compute_advantages
+from gtpo_verl.algorithms.checks import refuse_kl_in_reward, unfitting_pair, unused_keys
+from gtpo_verl.algorithms.config import (
+    ClipConfig,
+    GtpoConfig,
+    LengthPenaltyConfig,
+    NormalizeConfig,
+    SuccessConfig,
+    gtpo_section,
+)
+from gtpo_verl.algorithms.estimators import ESTIMATORS
+from gtpo_verl.algorithms.losses import LOSSES, GlobalBatch, grpo_s_geometric_loss, grpo_s_loss, gtpo_loss
+from gtpo_verl.algorithms.padded import compute_padded_advantages
+
+__all__ = [
+    "ESTIMATORS",
+    "LOSSES",
+    "AdvantageResult",
+    "ClipConfig",
+    "GlobalBatch",
+    "GtpoConfig",
+    "LengthPenaltyConfig",
+    "NormalizeConfig",
+    "SuccessConfig",
+    "compute_advantages",
+    "compute_padded_advantages",
+    "grpo_s_geometric_loss",
+    "grpo_s_loss",
+    "gtpo_loss",
+    "gtpo_section",
+    "refuse_kl_in_reward",
+    "unfitting_pair",
+    "unused_keys",
+]

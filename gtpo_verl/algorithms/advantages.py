@@ -1,0 +1,98 @@
+"""Advantages of a flat batch: shape the rewards of whole groups, standardise them, spread them over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gtpo_verl.algorithms.blocks import Block, blocks
+from gtpo_verl.algorithms.config import BATCH, GtpoConfig
+from gtpo_verl.algorithms.estimators import TOKEN, lookup
+from gtpo_verl.algorithms.metrics import Tally
+from gtpo_verl.algorithms.normalization import basis, moments_of_sides, sign_guarded, standardize
+from gtpo_verl.algorithms.sets import Moments
+from gtpo_verl.algorithms.shaping import Shaped, shape
+
+
+class AdvantageResult(NamedTuple):
+    """Advantages of all tokens, (tokens,) float32, and the `gtpo/*` metrics."""
+
+    advantages: Tensor
+    metrics: dict[str, float]
+
+
+@torch.no_grad()
+def compute_advantages(
+    estimator: str, entropy: Tensor, offsets: Tensor, group: Tensor, success: Tensor, config: Any = None
+) -> AdvantageResult:
+    """Entropy-weighted advantages, in time and memory linear in the number of tokens.
+
+    Args:
+        estimator: a name in `ESTIMATORS`.
+        entropy: (tokens,) of any float dtype, nats: the entropy of the old policy where each token was drawn, response
+            after response, without padding. Negative values are taken as 0. It is a constant: no gradient flows.
+        offsets: (responses + 1,) integers from 0 to `tokens`: response i owns `entropy[offsets[i]:offsets[i + 1]]`.
+        group: (responses,) integers, equal for responses to the same prompt; rows in any order.
+        success: (responses,) bool, whether a response is right.
+        config: a `GtpoConfig`, or what `GtpoConfig.from_any` takes.
+
+    Raises:
+        ValueError: for an unknown estimator, a configuration out of range (naming the key), or input that does not fit
+            (naming the argument).
+    """
+    method = lookup(estimator)
+    config = method.resolve(GtpoConfig.from_any(config))
+    _check(entropy, offsets, group, success)
+    offsets, group, success = (each.to(entropy.device) for each in (offsets.long(), group.long(), success))
+
+    def shaped_blocks() -> Iterator[tuple[Block, Tensor, Shaped]]:
+        for block in blocks(offsets, group, success):
+            nats = entropy.index_select(0, block.tokens).double().clamp_(min=0)
+            yield block, nats, shape(method, block, nats, config)
+
+    def participants(block: Block) -> Tensor:
+        return block.mixed if config.uniform_groups == "zero" else torch.ones_like(block.mixed)
+
+    def moments(block: Block, shaped: Shaped) -> Moments:
+        part = participants(block)[:, None]
+        return moments_of_sides(shaped.rewards, shaped.sides).each(lambda field: field * part)
+
+    of_step = None
+    if config.normalize.scope == BATCH:
+        # To shape everything twice takes less than to keep the rewards of a whole step in float64.
+        of_blocks = [moments(block, shaped) for block, _, shaped in shaped_blocks()]
+        of_step = Moments(*map(torch.cat, zip(*of_blocks, strict=True))) if of_blocks else None
+
+    advantages = torch.zeros(entropy.shape, dtype=torch.float32, device=entropy.device)
+    tally = Tally(config, len(entropy))
+    for block, nats, shaped in shaped_blocks():
+        compared = basis(of_step or moments(block, shaped), config.normalize)
+        values = standardize(shaped.rewards, shaped.sides, compared, config.epsilon, participants(block))
+        unguarded = values if method.level == TOKEN else block.response.spread(values)
+        final = sign_guarded(unguarded, block.right_tokens) if config.sign_guard else unguarded
+        advantages.index_copy_(0, block.tokens, final.float())
+        tally.add(block, nats, shaped, unguarded, final)
+    return AdvantageResult(advantages, tally.metrics())
+
+
+def _check(entropy: Tensor, offsets: Tensor, group: Tensor, success: Tensor) -> None:
+    responses = len(offsets) - 1
+    if entropy.dim() != 1 or not entropy.is_floating_point():
+        raise ValueError(f"entropy must be (tokens,) of a float dtype, not {tuple(entropy.shape)} of {entropy.dtype}")
+    if (
+        offsets.dim() != 1
+        or responses < 0
+        or offsets[0] != 0
+        or offsets[-1] != len(entropy)
+        or (offsets.diff() < 0).any()
+    ):
+        raise ValueError(f"offsets must be (responses + 1,), rising from 0 to the number of tokens, {len(entropy)}")
+    if group.shape != (responses,) or group.is_floating_point():
+        raise ValueError(f"group must be ({responses},) integers, not {tuple(group.shape)} of {group.dtype}")
+    if success.shape != (responses,) or success.dtype != torch.bool:
+        raise ValueError(f"success must be ({responses},) bool, not {tuple(success.shape)} of {success.dtype}")
+    if len(entropy) and not all(map(torch.isfinite, torch.aminmax(entropy))):
+        raise ValueError("entropy must be finite, but holds NaN or infinity")
