@@ -12,6 +12,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 TWO_RANKS = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=4", "trainer.save_freq=1"]
 
 
+def assert_same_probabilities(data: dict) -> None:
+    """vLLM and the actor give each sampled token the same probability, but for the rounding of fp32 on both sides."""
+    assert data["training/rollout_probs_diff_mean"] < 1e-6
+    assert data["training/rollout_probs_diff_max"] < 3e-5
+
+
 def assert_advantages_follow_from_entropies(dump: dict) -> None:
     rows = [
         {
@@ -51,7 +57,7 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
     for dump in dumps:
         assert_advantages_follow_from_entropies(torch.load(dump, weights_only=False))
     for record in run.metrics():
-        assert record["data"]["training/rollout_probs_diff_max"] < 1e-5
+        assert_same_probabilities(record["data"])
         assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
 
 
@@ -63,5 +69,5 @@ def test_dapo_takes_three_steps_on_two_ranks(run: Run) -> None:
     run.assert_nothing_left()
     assert run.steps() == [1, 2, 3]
     for record in run.metrics():
-        assert record["data"]["training/rollout_probs_diff_max"] < 1e-5
+        assert_same_probabilities(record["data"])
         assert record["data"]["actor/grad_norm"] > 0
