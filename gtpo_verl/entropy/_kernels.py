@@ -59,6 +59,15 @@ def _one_minus_exp(x):
 
 
 @triton.jit
+def _offset(column, stride_v, UNIT: tl.constexpr):
+    # A row of one stride stays below 2^31 elements; a column's distance need not.
+    if UNIT:
+        return column
+    else:
+        return column.to(tl.int64) * stride_v
+
+
+@triton.jit
 def _drop(x, high, c, FAST: tl.constexpr):
     """(e, d): d = (x - high) c, never below FLOOR, and e = 2^d. A NaN stays a NaN."""
     d = tl.maximum((x - high) * c, FLOOR, propagate_nan=tl.PropagateNan.ALL)
@@ -86,36 +95,30 @@ def _absorb(x, m, others, u, c, FAST: tl.constexpr):
 def _row_statistics(
     row, V, stride_v, c, LANES: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr
 ):
-    """(M, others, u) of one row of V logits; M in the logits' units, u in base 2."""
+    """(maximum, others, u) of one row of V logits; the maximum in the logits' units, u in base 2."""
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     m = tl.full((LANES,), float("-inf"), tl.float32)
     others = tl.zeros((LANES,), tl.float32)
     u = tl.zeros((LANES,), tl.float32)
     whole = V - V % (LANES * WIDTH)  # masks cost instructions: only the last block has one
     for start in range(0, whole, LANES * WIDTH):
-        if UNIT:
-            x = tl.load(row + start + column)
-        else:
-            x = tl.load(row + (start + column).to(tl.int64) * stride_v)
+        x = tl.load(row + _offset(start + column, stride_v, UNIT))
         m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
     if whole < V:
-        if UNIT:
-            x = tl.load(row + whole + column, mask=whole + column < V, other=float("-inf"))
-        else:
-            at = (whole + column).to(tl.int64) * stride_v
-            x = tl.load(row + at, mask=whole + column < V, other=float("-inf"))
+        inside = whole + column < V
+        x = tl.load(row + _offset(whole + column, stride_v, UNIT), mask=inside, other=float("-inf"))
         m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
 
-    M = tl.max(m, 0)
-    f, d = _drop(m, tl.where(float("-inf") == M, 0.0, M), c, FAST)
+    high = tl.max(m, 0)
+    f, d = _drop(m, tl.where(high == float("-inf"), 0.0, high), c, FAST)
     top = d >= 0.0
     u = tl.sum(f * (u + d * (others + 1.0)), 0)
     others = tl.sum(tl.where(top, others, f * (others + 1.0)), 0) + (tl.sum(tl.where(top, 1.0, 0.0), 0) - 1.0)
     # All -inf has no distribution and +inf has no finite one. A NaN is in others and u by now, whatever the hardware's
     # maximum made of it.
-    M = tl.where(others != others, float("nan"), M)
-    invalid = (float("-inf") == M) | (float("inf") == M)
-    return M, tl.where(invalid, float("nan"), others), tl.where(invalid, float("nan"), u)
+    high = tl.where(others != others, float("nan"), high)
+    invalid = (high == float("-inf")) | (high == float("inf"))
+    return high, tl.where(invalid, float("nan"), others), tl.where(invalid, float("nan"), u)
 
 
 @triton.jit
@@ -155,19 +158,19 @@ def _statistics_kernel(
     r = tl.program_id(0).to(tl.int64)
     row = x_ptr + (r // inner) * stride_o + (r % inner) * stride_i
     inv_t = _inverse_temperature(temperature_ptr, inverse_temperature, r, PER_ROW)
-    M, others, u = _row_statistics(row, V, stride_v, inv_t * LOG2E, LANES, WIDTH, UNIT, FAST)
+    high, others, u = _row_statistics(row, V, stride_v, inv_t * LOG2E, LANES, WIDTH, UNIT, FAST)
     u = u * LN2
     label = tl.load(label_ptr + r).to(tl.int64) - first_label
     here = (label >= 0) & (label < V)
     label_logit = tl.load(row + label * stride_v, mask=here, other=float("nan")).to(tl.float32)
-    tl.store(max_ptr + r, M)
+    tl.store(max_ptr + r, high)
     tl.store(others_ptr + r, others)
     if PARTIAL:
         tl.store(u_ptr + r, u)
         tl.store(label_logit_ptr + r, label_logit)
     else:
         log_sum = _log1p(others)
-        tl.store(log_prob_ptr + r, (label_logit - M) * inv_t - log_sum)
+        tl.store(log_prob_ptr + r, (label_logit - high) * inv_t - log_sum)
         tl.store(entropy_ptr + r, log_sum - u / (1.0 + others))
 
 
@@ -206,11 +209,11 @@ def _gradient_kernel(
     if g == 0.0:  # a prompt or padding token: nothing to read
         for start in range(0, V, LANES * WIDTH):
             at = start + column
-            to = at if UNIT else at.to(tl.int64) * out_stride_v
+            to = _offset(at, out_stride_v, UNIT)
             tl.store(out + to, tl.zeros((LANES * WIDTH,), out_ptr.dtype.element_ty), mask=at < V)
     else:
         inv_t = _inverse_temperature(temperature_ptr, inverse_temperature, r, PER_ROW)
-        M = tl.load(max_ptr + r)
+        high = tl.load(max_ptr + r)
         log2_sum = _log1p(tl.load(others_ptr + r)) * LOG2E
         label = tl.load(label_ptr + r).to(tl.int64) - first_label
         at_label = _one_minus_exp(tl.load(log_prob_ptr + r)) * (g * inv_t)
@@ -218,13 +221,9 @@ def _gradient_kernel(
         c = inv_t * LOG2E
         for start in range(0, V, LANES * WIDTH):
             at = start + column
-            if UNIT:
-                x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
-                to = at
-            else:
-                x = tl.load(row + at.to(tl.int64) * stride_v, mask=at < V, other=float("-inf")).to(tl.float32)
-                to = at.to(tl.int64) * out_stride_v
-            p = _exp2((x - M) * c - log2_sum, FAST)
+            x = tl.load(row + _offset(at, stride_v, UNIT), mask=at < V, other=float("-inf")).to(tl.float32)
+            to = _offset(at, out_stride_v, UNIT)
+            p = _exp2((x - high) * c - log2_sum, FAST)
             grad = tl.where(at == label, at_label, p * scale)
             tl.store(out + to, grad.to(out_ptr.dtype.element_ty), mask=at < V)
 
@@ -288,16 +287,20 @@ def statistics(
     *,
     first_label: int = 0,
     partial: bool = False,
+    out: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Statistics of every row, each fp32 of the labels' shape.
 
     Returns ``(log_prob, entropy, max, others)``, or with ``partial``
-    ``(max, others, u, label_logit)`` where ``label_logit`` is NaN for a label outside these columns.
+    ``(max, others, u, label_logit)`` where ``label_logit`` is NaN for a label outside these columns. In ``out``,
+    four contiguous tensors, if given.
     """
     logits, inner, stride_o, stride_i, stride_v = _rows(logits)
     flat = _flat(labels)
     n = flat.numel()
-    a, b, c, d = torch.empty((4, *labels.shape), dtype=torch.float32, device=logits.device).unbind()
+    if out is None:
+        out = torch.empty((4, *labels.shape), dtype=torch.float32, device=logits.device).unbind()
+    a, b, c, d = out
     if n == 0:
         return a, b, c, d
     per_row, inverse, is_tensor = _temperature(temperature, a)

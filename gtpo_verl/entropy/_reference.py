@@ -39,6 +39,7 @@ def statistics(
     *,
     first_label: int = 0,
     partial: bool = False,
+    out: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """As :func:`gtpo_verl.entropy._kernels.statistics`."""
     vocabulary = logits.shape[-1]
@@ -64,12 +65,23 @@ def statistics(
         picked = x.gather(-1, label.clamp(0, vocabulary - 1))
         label_logit[block] = torch.where(here, picked, torch.nan).squeeze(-1)
     if partial:
-        return tuple(t.view(labels.shape) for t in (maximum, others, u, label_logit))
+        return _into(out, labels, (maximum, others, u, label_logit))
     log_sum = others.log1p()
     label_drop = label_logit - maximum
     log_prob = label_drop * (1.0 / temperature if inverse is None else inverse.squeeze(-1)) - log_sum
     entropy = log_sum - u / (1.0 + others)
-    return tuple(t.view(labels.shape) for t in (log_prob, entropy, maximum, others))
+    return _into(out, labels, (log_prob, entropy, maximum, others))
+
+
+def _into(
+    out: tuple[torch.Tensor, ...] | None, labels: torch.Tensor, values: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    shaped = tuple(value.view(labels.shape) for value in values)
+    if out is None:
+        return shaped
+    for to, value in zip(out, shaped, strict=True):
+        to.copy_(value)
+    return out
 
 
 def gradient(

@@ -1,14 +1,22 @@
 """Log-probability and entropy from hidden states and the LM head's weight, without all the logits."""
 
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gtpo_verl.entropy.functional import backend, check_labels, check_temperature
+from gtpo_verl.entropy.shards import Partial, combine_statistics
 
-# Bytes of the buffer of logits that is reused for every chunk of tokens.
-BUFFER_BYTES = 640 << 20
+# Bytes that the buffers of logits, and of their gradient, may take together.
+BUFFER_BYTES = 1 << 30
+# Columns of a chunk of fp32 logits on a GPU. With 2,048 tokens such a chunk is 64 tiles of 256 columns or a few more:
+# whole waves of matmul tiles on 132 multiprocessors, and short enough that part of it is still cached when it is read.
+COLUMNS = 16896
+TOKENS = 2048
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -55,14 +63,60 @@ def _add_product(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         out.addmm_(a.to(out.dtype), b.to(out.dtype))
 
 
-def _token_chunks(n: int, vocabulary: int, dtype: torch.dtype, chunk_tokens: int | None) -> tuple[int, Iterator[slice]]:
+def _equal_parts(vocabulary: int, parts: int) -> int:
+    """Columns of a part, a multiple of the 256 of a matmul tile, so that the last part is not a small remainder."""
+    return min(vocabulary, -(-vocabulary // (256 * max(parts, 1))) * 256)
+
+
+def _chunk_shape(
+    n: int, vocabulary: int, dtype: torch.dtype, chunk_tokens: int | None, split_vocabulary: bool
+) -> tuple[int, int]:
+    """(tokens, columns) of a chunk of logits."""
+    columns = vocabulary
+    if split_vocabulary:
+        columns = _equal_parts(vocabulary, -(-vocabulary // COLUMNS))
     if chunk_tokens is None:
-        # A multiple of 128 rows is a whole number of matmul tiles.
-        chunk_tokens = max(128, BUFFER_BYTES // (vocabulary * dtype.itemsize) // 128 * 128)
+        fitting = BUFFER_BYTES // (columns * dtype.itemsize)
+        # Powers of two are whole numbers of matmul tiles, and of waves of them.
+        chunk_tokens = max(128, min(TOKENS, 1 << max(fitting, 1).bit_length() - 1))
     elif chunk_tokens < 1:
         raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")
-    size = min(chunk_tokens, max(n, 1))
-    return size, (slice(i, min(i + size, n)) for i in range(0, n, size))
+    return min(chunk_tokens, max(n, 1)), columns
+
+
+def _slices(n: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
+
+
+@functools.cache
+def _side_streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+
+@contextmanager
+def _alternating(device: torch.device, buffer: Callable[[], torch.Tensor]) -> Iterator[Iterator[torch.Tensor]]:
+    """Buffers to work in, one after the other, each in a stream of its own, so that the end of one chunk's matmul
+    and its pass run beside the start of the next chunk's. Joined with the current stream at the end."""
+    if device.type != "cuda":
+        yield itertools.repeat(buffer())
+        return
+    current, streams = torch.cuda.current_stream(device), _side_streams(device)
+    buffers = [buffer() for _ in streams]  # allocated in the current stream, which waits before they are freed
+    for stream in streams:
+        stream.wait_stream(current)
+
+    def turns() -> Iterator[torch.Tensor]:
+        for stream, memory in itertools.cycle(zip(streams, buffers, strict=True)):
+            with torch.cuda.stream(stream):
+                yield memory
+
+    working = turns()
+    try:
+        yield working
+    finally:
+        working.close()  # type: ignore[attr-defined]
+        for stream in streams:
+            current.wait_stream(stream)
 
 
 def _rows_of(temperature: float | torch.Tensor, chunk: slice) -> float | torch.Tensor:
@@ -79,21 +133,44 @@ def _forward(
 ) -> tuple[torch.Tensor, ...]:
     """``(log_prob, entropy, max, others)`` [n] for hidden [n, E]."""
     n, vocabulary = hidden.shape[0], weight.shape[0]
-    size, chunks = _token_chunks(n, vocabulary, logits_dtype, chunk_tokens)
-    buffer = torch.empty(size, vocabulary, dtype=logits_dtype, device=hidden.device)
-    results = torch.empty(
-        4, n, dtype=torch.float64 if logits_dtype == torch.float64 else torch.float32, device=hidden.device
-    )
-    transposed = weight.t()
+    split = logits_dtype == torch.float32 and vocabulary > COLUMNS
+    tokens, columns = _chunk_shape(n, vocabulary, logits_dtype, chunk_tokens, split)
     if not hidden.is_cuda and logits_dtype != weight.dtype:
-        transposed = transposed.to(logits_dtype)  # once, not once a chunk
-    for chunk in chunks:
-        logits = buffer[: chunk.stop - chunk.start]
-        _multiply(hidden[chunk], transposed, logits)
-        part = backend(logits).statistics(logits, labels[chunk], _rows_of(temperature, chunk))
-        for to, result in zip(results, part, strict=True):
-            to[chunk] = result
-    return results.unbind()
+        weight = weight.to(logits_dtype)  # once, not once a chunk
+    chunks, parts = _slices(n, tokens), _slices(vocabulary, columns)
+    result_dtype = torch.float64 if logits_dtype == torch.float64 else torch.float32
+    results = torch.empty(len(parts), 4, n, dtype=result_dtype, device=hidden.device)
+
+    def logits_of(buffer: torch.Tensor, chunk: slice, part: slice) -> torch.Tensor:
+        shape = (chunk.stop - chunk.start, part.stop - part.start)
+        logits = buffer[: shape[0] * shape[1]].view(shape)
+        _multiply(hidden[chunk], weight[part].t(), logits)
+        return logits
+
+    def buffer() -> torch.Tensor:
+        return torch.empty(tokens * columns, dtype=logits_dtype, device=hidden.device)
+
+    if not split:
+        memory = buffer()
+        for chunk in chunks:
+            logits = logits_of(memory, chunk, parts[0])
+            backend(logits).statistics(
+                logits, labels[chunk], _rows_of(temperature, chunk), out=results[0, :, chunk].unbind()
+            )
+        return results[0].unbind()
+    with _alternating(hidden.device, buffer) as buffers:
+        for chunk in chunks:
+            for part, out in zip(parts, results, strict=True):
+                logits = logits_of(next(buffers), chunk, part)
+                backend(logits).statistics(
+                    logits,
+                    labels[chunk],
+                    _rows_of(temperature, chunk),
+                    first_label=part.start,
+                    partial=True,
+                    out=out[:, chunk].unbind(),
+                )
+    return combine_statistics([Partial(*part.unbind()) for part in results], temperature)
 
 
 class _LinearLogProbEntropy(torch.autograd.Function):
@@ -152,7 +229,7 @@ def _backward(
     vocabulary = weight.shape[0]
     high, others, log_prob, grad_log_prob = saved
     per_column = n * (logits_dtype.itemsize + (0 if logits_dtype == hidden.dtype else hidden.dtype.itemsize))
-    columns = min(vocabulary, max(256, BUFFER_BYTES // max(per_column, 1) // 256 * 256))
+    columns = _equal_parts(vocabulary, -(-vocabulary * per_column // BUFFER_BYTES))
     logits_buffer = torch.empty(n * columns, dtype=logits_dtype, device=hidden.device)
     grad_buffer = logits_buffer
     if logits_dtype != hidden.dtype:
@@ -214,7 +291,7 @@ def linear_logprob_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability and entropy under ``softmax(hidden @ weight.T / T)``, without a gradient.
 
-    The matmul runs in chunks of tokens into one reused buffer, each chunk then read once by the pass of
+    The matmul runs in chunks into reused buffers, each chunk then read once by the pass of
     :func:`gtpo_verl.entropy.logprob_entropy`; all logits never exist.
 
     Args:
@@ -224,7 +301,7 @@ def linear_logprob_entropy(
         temperature: a positive number, or a tensor ``[...]``.
         logits_dtype: fp32 (default) keeps the matmul's own accumulation; the hidden states' dtype is faster and rounds
             the logits (an error of about 2^-9 of the largest logit for bf16).
-        chunk_tokens: tokens a chunk; by default as many as fit a buffer of 640 MiB.
+        chunk_tokens: tokens a chunk; by default up to 2,048, in buffers of at most 1 GiB.
 
     Returns:
         ``(log_prob, entropy)``, each ``[...]`` fp32 (float64 for float64), as in

@@ -68,13 +68,14 @@ def combine(partials: Sequence[Partial], temperature: float | torch.Tensor = 1.0
     Raises:
         ValueError: no partials.
     """
-    log_prob, entropy, _, _ = _combine(partials, temperature)
+    log_prob, entropy, _, _ = combine_statistics(partials, temperature)
     return log_prob, entropy
 
 
-def _combine(
+def combine_statistics(
     partials: Sequence[Partial], temperature: float | torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`combine`, and the whole's ``max_logit`` and ``others``, which a backward needs."""
     if not partials:
         raise ValueError("no partials to combine")
     max_logit = torch.stack([p.max_logit for p in partials])
@@ -120,7 +121,7 @@ class _ShardedLogProb(torch.autograd.Function):
         )
         gathered = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(gathered, own, group=group)
-        log_prob, entropy, high, total = _combine([Partial(*rank.unbind()) for rank in gathered], temperature)
+        log_prob, entropy, high, total = combine_statistics([Partial(*rank.unbind()) for rank in gathered], temperature)
         per_row = temperature if isinstance(temperature, torch.Tensor) else None
         ctx.save_for_backward(logits, labels, per_row, high, total, log_prob)
         ctx.temperature = None if per_row is not None else temperature

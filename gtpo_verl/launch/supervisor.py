@@ -58,8 +58,7 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
         ended before that was known.
     """
     _become_subreaper()
-    # Unix sockets take paths of some 100 bytes, so the folder cannot lie in a checkout of any depth.
-    temporary = Path(tempfile.mkdtemp(prefix="gtpo-"))
+    temporary = _short_temporary_folder()
     info_file = temporary / "run.json"
     environment = {
         **{name: str(Path(".cache", folder).absolute()) for name, folder in _CACHES.items()},
@@ -67,7 +66,6 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
         VARIABLE: str(info_file),
         "GTPO_VERL_TMP": str(temporary),
         "TMPDIR": str(temporary),
-        "RAY_TMPDIR": str(temporary),
         "VLLM_RPC_BASE_PATH": str(temporary),
     }
     signals = _Signals()
@@ -117,6 +115,13 @@ class _Signals:
     def restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+def _short_temporary_folder() -> Path:
+    """A new folder under TMPDIR, or under /tmp where TMPDIR is long: Ray appends up to 80 bytes to it for its sockets,
+    and Unix sockets take paths of some 100. A folder in the checkout would be too deep for many."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= 20 else "/tmp"))
 
 
 def _become_subreaper() -> None:

@@ -26,7 +26,7 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
             if info.finished:
                 return
             say(f"{info.name}: log {info.log}")
-            display.update(info.name, Path(info.metrics), info.total_steps)
+            display.update(info.name, Path(info.metrics), info.total_steps, info.resumed_step)
 
         code, info = run_training(overrides, watch)
     if info is not None and code != 0:

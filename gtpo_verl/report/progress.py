@@ -17,12 +17,17 @@ _SPEED_OVER_STEPS = 10
 
 
 class MetricsTail:
-    """Reads the lines that were appended to a metrics file since the last look, whole lines only."""
+    """Reads the lines that were appended to a metrics file since the last look, whole lines only.
+
+    What an earlier run left in the file is not read: verl writes the file anew at every start, and only then begins
+    the tail.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
         self._inode = -1
+        self._left_by_earlier_run = _state(path)
 
     def read(self) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of each new line; after the file was written anew, of all its lines.
@@ -30,6 +35,10 @@ class MetricsTail:
         A file that is not there yet has no lines; lines in another form are skipped, for a display must not
         end a run.
         """
+        if self._left_by_earlier_run is not None:
+            if _state(self.path) == self._left_by_earlier_run:
+                return []
+            self._left_by_earlier_run = None
         try:
             with self.path.open("rb") as handle:
                 status = os.fstat(handle.fileno())
@@ -48,6 +57,15 @@ class MetricsTail:
             except MetricsError:
                 continue
         return records
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written to or replaced; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class ProgressDisplay:
@@ -80,13 +98,14 @@ class ProgressDisplay:
             self._bar.stop()
             self._bar = None
 
-    def update(self, name: str, metrics: Path, total_steps: int | None) -> None:
+    def update(self, name: str, metrics: Path, total_steps: int | None, resumed_step: int = 0) -> None:
         """Look at the metrics file and show what is new.
 
         Args:
             name: of the run.
             metrics: its metrics file, which need not exist yet.
             total_steps: steps it will train; None if unknown.
+            resumed_step: step of the checkpoint it goes on from; the metrics up to it are not news.
         """
         if self._tail is None or self._tail.path != metrics:
             self._tail = MetricsTail(metrics)

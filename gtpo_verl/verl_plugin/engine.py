@@ -27,7 +27,7 @@ _hooked = False
 
 
 def register_engines() -> None:
-    """Makes the engine known to verl, as soon as verl imports its FSDP engines; importing verl itself costs nothing more.
+    """Makes the engine known to verl as soon as verl imports its FSDP engines; a plain import of verl costs no more.
 
     verl then picks it in every process whose environment says ``VERL_ENGINE_VENDOR=gtpo_verl``
     (:func:`engine_environment` gives that for ``gtpo_verl.fused_entropy``), for the language models of the backends
@@ -54,7 +54,7 @@ def engine_environment(fused_entropy: bool) -> dict[str, str]:
     chosen = os.environ.get("VERL_ENGINE_VENDOR") or VENDOR
     if chosen != VENDOR:
         raise ValueError(
-            f"gtpo_verl.fused_entropy=true needs verl's engine of vendor {VENDOR!r}, but VERL_ENGINE_VENDOR={chosen!r}; "
+            f"gtpo_verl.fused_entropy=true needs the engine of vendor {VENDOR!r}, but VERL_ENGINE_VENDOR={chosen!r}; "
             "unset the variable, or set gtpo_verl.fused_entropy=false to keep that engine"
         )
     return {"VERL_ENGINE_VENDOR": VENDOR}
@@ -133,7 +133,7 @@ def _entropy_has_gradient(loss_function: Callable | None) -> bool:
 def _log_prob_and_entropy(
     logits: torch.Tensor,
     output_args: dict[str, Any],
-    input_ids: torch.Tensor,
+    input_ids: Any,
     *,
     remove_padding: bool,
     inplace_backward: bool,
@@ -151,10 +151,10 @@ def _log_prob_and_entropy(
         inside = torch.arange(logits.shape[1], device=lengths.device) < lengths.unsqueeze(1)
         labels = labels.new_zeros(logits.shape[:-1]).masked_scatter_(inside, labels)
 
-    temperature: float | torch.Tensor = 1.0
-    if not output_args.get("temperature_is_one", False):
-        temperature = output_args["temperature_rmpad" if remove_padding else "temperature"]
-        if not remove_padding:
-            temperature = temperature.unsqueeze(1)  # one per response
-        temperature = temperature.clamp(min=_LOWEST_TEMPERATURE).expand(labels.shape)
+    if output_args.get("temperature_is_one", False):
+        return logprob_entropy(logits, labels, inplace_backward=inplace_backward)
+    temperature: torch.Tensor = output_args["temperature_rmpad" if remove_padding else "temperature"]
+    if not remove_padding:
+        temperature = temperature.unsqueeze(1)  # one per response
+    temperature = temperature.clamp(min=_LOWEST_TEMPERATURE).expand(labels.shape)
     return logprob_entropy(logits, labels, temperature, inplace_backward=inplace_backward)

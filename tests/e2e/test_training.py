@@ -56,6 +56,8 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
 
 
 def test_dapo_takes_three_steps_on_two_ranks(run: Run) -> None:
+    run.folder /= "a checkout with a long path " + "x" * 150  # too long for the path of any socket
+    run.folder.mkdir()
     run.start(*SMALL, "algorithm=dapo", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=3")
     assert run.wait() == 0, run.terminal
     run.assert_nothing_left()

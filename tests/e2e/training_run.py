@@ -20,6 +20,7 @@ SMALL = [
     "data.train_batch_size=4",
     "data.max_response_length=64",
     "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "trainer.val_before_train=false",
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",

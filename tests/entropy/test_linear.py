@@ -32,6 +32,19 @@ def test_fp32_logits_match_float64_on_the_same_inputs(device, dtype, chunk_token
     assert log_prob.shape == labels.shape
 
 
+@pytest.mark.parametrize("chunk_tokens", [2, 1000])
+def test_a_long_vocabulary_is_read_in_parts(device, chunk_tokens, monkeypatch, exact):
+    monkeypatch.setattr(module, "COLUMNS", 256)
+    hidden, weight, labels, temperature = make(device, torch.float32, vocabulary=700)
+    labels[0, 0], labels[0, 1] = 699, 256
+    truth = exact(hidden.double() @ weight.double().T, labels, temperature)
+    options = {"chunk_tokens": chunk_tokens}
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, temperature, **options)
+    torch.testing.assert_close(log_prob.double(), truth.log_prob, rtol=0, atol=1e-4)
+    torch.testing.assert_close(entropy.double(), truth.entropy, rtol=0, atol=1e-4)
+    assert torch.equal(linear_logprob(hidden.requires_grad_(), weight, labels, temperature, **options), log_prob)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_logits_are_the_models_own(device, dtype):
     hidden, weight, labels, temperature = make(device, dtype)

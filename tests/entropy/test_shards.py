@@ -1,5 +1,6 @@
 """A vocabulary in parts gives what the whole gives."""
 
+import itertools
 import math
 import os
 import subprocess
@@ -17,7 +18,7 @@ BOUNDS = {"halves": [0, 300, 600], "unequal": [0, 1, 257, 600], "whole": [0, 600
 def parts(logits, labels, temperature, bounds):
     shards = [
         logprob_entropy_partial(logits[..., a:b], labels, temperature, first_label=a)
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in itertools.pairwise(bounds)
     ]
     return combine(shards, temperature), combine(shards[::-1], temperature)
 

@@ -48,8 +48,9 @@ def test_tail_starts_over_when_the_file_is_written_anew(files, metrics):
 
 
 def test_tail_skips_what_it_cannot_read(files, metrics):
+    tail = MetricsTail(metrics)
     append(metrics, b"noise\n", files.line(1, a=1))
-    assert MetricsTail(metrics).read() == [(1, {"a": 1.0})]
+    assert tail.read() == [(1, {"a": 1.0})]
 
 
 def test_plain_lines_one_per_step_with_time_left(files, metrics):
@@ -72,17 +73,23 @@ def test_plain_lines_one_per_step_with_time_left(files, metrics):
 def test_steps_from_before_a_resume_do_not_count_as_speed(files, metrics):
     clock = Clock()
     display = plain_display(clock)
-    append(metrics, *(files.training(step) for step in range(1, 21)))
-    display.update("dapo", metrics, 30)
+    append(metrics, *(files.training(step) for step in range(1, 24)))  # by the run that was stopped
+    display.update("dapo", metrics, 30, resumed_step=20)
+    assert display._console.file.getvalue() == ""
+    metrics.write_bytes(b"".join(files.training(step) for step in range(1, 21)))  # what the resumed run keeps
+    display.update("dapo", metrics, 30, resumed_step=20)
     assert display.seconds_left(30) is None
-    clock.now += 6
-    append(metrics, files.training(21))
-    display.update("dapo", metrics, 30)
-    assert display.seconds_left(30) == pytest.approx(9 * 6)
+    for step in (21, 22):
+        clock.now += 6
+        append(metrics, files.training(step))
+        display.update("dapo", metrics, 30, resumed_step=20)
+    assert display.seconds_left(30) == pytest.approx(8 * 6)
+    assert [line[:13] for line in display._console.file.getvalue().splitlines()] == ["dapo: step 21", "dapo: step 22"]
 
 
 def test_an_unknown_total_is_left_out(files, metrics):
     display = plain_display(Clock())
+    display.update("dapo", metrics, None)
     append(metrics, files.training(3))
     display.update("dapo", metrics, None)
     assert display._console.file.getvalue().startswith("dapo: step 3  reward")
@@ -105,6 +112,7 @@ def test_a_terminal_gets_a_bar(files, metrics, total):
 def test_a_second_run_starts_afresh(files, tmp_path):
     display = plain_display(Clock())
     for name in ("dapo", "gtpo_v1"):
+        display.update(name, tmp_path / name / "metrics.jsonl", 5)
         run = files.write_run(tmp_path / name, files.training(1))
         display.update(name, run / "metrics.jsonl", 5)
     assert [line[:12] for line in display._console.file.getvalue().splitlines()] == ["dapo: step 1", "gtpo_v1: ste"]
