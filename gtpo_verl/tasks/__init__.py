@@ -6,6 +6,7 @@ or transformers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,11 @@ def prepare(task: str, cache_dir: Path) -> Prepared:
 
     Raises:
         ValueError: no such task.
+        RuntimeError: it could not be made; the message says what is missing.
     """
-    from gtpo_verl.tasks.prepare import prepare_arithmetic
+    from gtpo_verl.tasks.prepare import prepare_arithmetic, prepare_smollm2
 
-    makers = {"arithmetic": prepare_arithmetic}
+    makers: dict[str, Callable[[Path], Prepared]] = {"arithmetic": prepare_arithmetic, "smollm2": prepare_smollm2}
     if task not in makers:
         raise ValueError(f"gtpo_verl.task={task} is not a task; the tasks are {', '.join(TASKS)}")
     return makers[task](cache_dir)

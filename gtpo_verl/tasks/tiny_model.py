@@ -62,7 +62,7 @@ class WarmupConfig:
     learning_rate: float = 6e-3
     rise_steps: int = 20
     batch_size: int = 32
-    target_accuracy: float = 0.40
+    target_accuracy: float = 0.38
     acceptable: tuple[float, float] = (0.30, 0.60)
     probe_every: int = 20
     probe_problems: int = 256

@@ -59,10 +59,18 @@ def test_an_unknown_split_is_named():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_terms": 1}, {"max_terms": 2}, {"max_first": 99}, {"step_weights": ()}, {"step_weights": (0.0, 0.0)}]
+    "wrong",
+    [
+        {"min_terms": 1},
+        {"max_terms": 2},
+        {"max_first": 99},
+        {"step_weights": ()},
+        {"step_weights": (0.0, 0.0)},
+        {"skip_probability": 1.5},
+    ],
 )
 def test_a_configuration_out_of_range_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"min_terms|max_first|step_weights"):
+    with pytest.raises(ValueError, match=r"min_terms|max_first|step_weights|skip"):
         ArithmeticConfig(**wrong)
 
 
@@ -76,7 +84,14 @@ def test_every_line_of_a_worked_solution_is_true_and_the_answer_is_right():
             assert eval(left) == int(right)
         assert answer == f"#### {problem.answer}"
         lengths.add(len(steps))
-    assert lengths >= set(range(1, 8))
+    assert lengths == set(range(CONFIG.max_terms))
+
+
+def test_without_skipping_the_steps_reach_the_answer():
+    config = ArithmeticConfig(skip_probability=0.0)
+    for problem in itertools.islice(arithmetic.problems("warmup", 0, config), 100):
+        *steps, _ = arithmetic.worked_solution(problem, random.Random(0), config).split("\n")
+        assert int(steps[-1].split("=")[1]) == problem.answer
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pyarrow.parquet
 import pytest
 
 from gtpo_verl.tasks import arithmetic
-from gtpo_verl.tasks.data_files import COLUMNS, DataFileError, check_data_file, write_data_file
+from gtpo_verl.tasks.data_files import DataFileError, check_data_file, write_data_file
 
 ROWS = arithmetic.rows("train", 5, 0, arithmetic.ArithmeticConfig())
 
@@ -23,7 +23,7 @@ def test_rows_survive_the_file(tmp_path):
     assert pyarrow.parquet.read_table(path).to_pylist() == ROWS
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model"])
 def test_a_missing_column_is_named(tmp_path, column):
     path = _write(tmp_path, [{key: value for key, value in row.items() if key != column} for row in ROWS])
     with pytest.raises(DataFileError, match=rf"data\.parquet: missing column {column};"):
@@ -49,6 +49,15 @@ def test_the_first_bad_row_is_named(tmp_path, change, words):
 def test_a_prompt_that_is_not_a_chat_is_refused(tmp_path):
     path = _write(tmp_path, [{**row, "prompt": "1+1=?"} for row in ROWS])
     with pytest.raises(DataFileError, match="row 0: prompt is not a list"):
+        check_data_file(path)
+
+
+def test_verls_own_names_of_columns_are_respected(tmp_path):
+    path = _write(
+        tmp_path, [{"question": row["prompt"], "source": "x", "reward_model": row["reward_model"]} for row in ROWS]
+    )
+    assert check_data_file(path, prompt_key="question", data_source_key="source") == 5
+    with pytest.raises(DataFileError, match="missing columns data_source, prompt;"):
         check_data_file(path)
 
 
