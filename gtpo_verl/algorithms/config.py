@@ -49,7 +49,7 @@ class LengthPenaltyConfig:
     denominator: str = "max_length"
     """`max_length` is the paper's and jumps to -1 at the end; `buffer` is DAPO's and continuous."""
     on: str = "success"
-    """`success`: right responses alone (eq. 12). `all`: wrong ones too."""
+    """`success`: right responses alone (eq. 12). `all`: wrong ones too. In YAML `"on"` is best quoted."""
 
 
 @dataclass(frozen=True)
