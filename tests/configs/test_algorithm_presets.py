@@ -67,11 +67,7 @@ def test_preset(preset):
 
 
 def test_dapo_is_verls_own():
-    config = composed("dapo")
-    assert config.actor_rollout_ref.actor.clip_ratio_c == 10.0
-    overlong = OmegaConf.to_container(config.reward.reward_kwargs, resolve=True)
-    assert overlong["max_resp_len"] == 20480
-    assert overlong["overlong_buffer_cfg"] == {"enable": True, "len": 4096, "penalty_factor": 1.0, "log": False}
+    assert composed("dapo").actor_rollout_ref.actor.clip_ratio_c == 10.0
 
 
 def test_defaults_equal_the_dataclass():

@@ -1,0 +1,69 @@
+"""The command line: `gtpo-verl train | quickstart | prepare | report`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gtpo_verl import tasks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="gtpo-verl", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    train = commands.add_parser("train", help="one training run", add_help=False)
+    train.add_argument("overrides", nargs=argparse.REMAINDER, help="Hydra overrides, e.g. algorithm=gtpo_v1 scale=cpu")
+    train.set_defaults(run=_train)
+
+    quickstart = commands.add_parser("quickstart", help="DAPO and GTPO v1 on the same model and task, and a figure")
+    quickstart.add_argument("overrides", nargs="*", help="Hydra overrides for both runs, e.g. model=smollm2")
+    quickstart.add_argument("--algorithms", default="dapo,gtpo_v1", help="presets of configs/algorithm, by commas")
+    quickstart.set_defaults(run=_quickstart)
+
+    prepare = commands.add_parser("prepare", help="make a task's model and data, or find them in the cache")
+    prepare.add_argument("task", choices=tasks.TASKS)
+    prepare.add_argument("--cache-dir", default=".cache/gtpo-verl")
+    prepare.set_defaults(run=_prepare)
+
+    report = commands.add_parser("report", help="figure and table of finished or running runs")
+    report.add_argument("runs", nargs="+", help="run folders, or metrics files")
+    report.add_argument("--output", default="report", help="folder for curves.png, curves.svg and summary.json")
+    report.set_defaults(run=_report)
+
+    options = parser.parse_args(arguments)
+    return options.run(options)
+
+
+def _train(options: argparse.Namespace) -> int:
+    from gtpo_verl.launch.terminal import train_with_progress
+
+    code, _ = train_with_progress(options.overrides)
+    return code
+
+
+def _quickstart(options: argparse.Namespace) -> int:
+    from gtpo_verl.launch.quickstart import quickstart
+
+    return quickstart(options.algorithms.split(","), options.overrides)
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    prepared = tasks.prepare(options.task, Path(options.cache_dir))
+    print(f"model {prepared.model}\ntrain {prepared.train}\nval   {prepared.val}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gtpo_verl import report
+
+    print(report.write_report([Path(run) for run in options.runs], Path(options.output)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

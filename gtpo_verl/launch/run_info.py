@@ -1,0 +1,45 @@
+"""What the driver tells the supervisor once it has composed its configuration: one JSON file in the run's temporary
+folder, whose path is the environment variable `GTPO_VERL_RUN_INFO`."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+VARIABLE = "GTPO_VERL_RUN_INFO"
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Where a run writes (absolute paths), and which steps it will train.
+
+    Attributes:
+        total_steps: None where it follows from the data's length.
+        resumed_step: step of the checkpoint it goes on from; 0 for a new run.
+    """
+
+    name: str
+    run_dir: str
+    log: str
+    metrics: str
+    checkpoints: str
+    total_steps: int | None
+    resumed_step: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left to train."""
+        return self.total_steps is not None and self.resumed_step >= self.total_steps
+
+    def publish(self) -> None:
+        """Writes the file the supervisor waits for; does nothing for a driver that was started without one."""
+        target = os.environ.get(VARIABLE)
+        if target is None:
+            return
+        partial = Path(target + ".part")
+        partial.write_text(json.dumps(asdict(self)))
+        os.replace(partial, target)
+
+    @classmethod
+    def read(cls, path: Path) -> "RunInfo | None":
+        return cls(**json.loads(path.read_text())) if path.exists() else None

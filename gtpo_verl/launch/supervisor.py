@@ -1,0 +1,151 @@
+"""Runs the driver (Hydra, Ray, verl) as a child and cleans up after it, however it ends.
+
+Ray, vLLM and torch start dozens of processes, some of which outlive a driver that is killed, and leave sockets in
+the temporary folder and segments in /dev/shm. The supervisor is their ancestor of last resort (a "child subreaper"):
+whatever is orphaned becomes its child, so it can end them all; their shared memory carries the run's name
+(`shared_memory`). It imports neither torch nor verl and starts at once.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from gtpo_verl.launch.run_info import VARIABLE, RunInfo
+from gtpo_verl.launch.shared_memory import remove_segments
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_POLL_SECONDS = 0.25
+_GRACE_SECONDS = 30.0  # Ray and verl need some seconds to stop their workers
+
+# Caches that would otherwise be written to the home folder. The hub's models stay where the user keeps them (HF_HOME).
+_CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm-config",
+    "HF_DATASETS_CACHE": "datasets",
+    "HF_MODULES_CACHE": "hf-modules",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "MPLCONFIGDIR": "matplotlib",
+}
+
+Watcher = Callable[[RunInfo], None]
+
+
+def run_training(overrides: Sequence[str], watch: Watcher | None = None) -> tuple[int, RunInfo | None]:
+    """Trains with Hydra `overrides` on top of `configs/train.yaml`; see `supervise`."""
+    return supervise([sys.executable, "-m", "gtpo_verl.verl_plugin.main", *overrides], watch)
+
+
+def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int, RunInfo | None]:
+    """Runs `command` until it ends, or until SIGINT, SIGTERM or SIGHUP ends it.
+
+    Args:
+        command: the driver; it may publish a `RunInfo`.
+        watch: called a few times a second once the driver said where it writes, and a last time at the end.
+
+    Returns:
+        The driver's exit code (128 + signal for one that a signal ended), and where the run wrote; None where it
+        ended before that was known.
+    """
+    _become_subreaper()
+    temporary = _short_temporary_folder()
+    info_file = temporary / "run.json"
+    environment = {
+        **{name: str(Path(".cache", folder).absolute()) for name, folder in _CACHES.items()},
+        **os.environ,
+        VARIABLE: str(info_file),
+        "GTPO_VERL_TMP": str(temporary),
+        "TMPDIR": str(temporary),
+        "VLLM_RPC_BASE_PATH": str(temporary),
+    }
+    signals = _Signals()
+    info = None
+    driver = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,  # the terminal's Ctrl-C reaches the supervisor alone
+    )
+    try:
+        deadline = None
+        while driver.poll() is None:
+            info = info or RunInfo.read(info_file)
+            if watch is not None and info is not None:
+                watch(info)
+            if signals.received is not None and deadline is None:
+                driver.send_signal(signal.SIGTERM)
+                deadline = time.monotonic() + _GRACE_SECONDS
+            if deadline is not None and time.monotonic() > deadline:
+                driver.kill()
+            time.sleep(_POLL_SECONDS)
+        info = info or RunInfo.read(info_file)
+        if watch is not None and info is not None:
+            watch(info)
+    finally:
+        _end(_descendants())
+        remove_segments(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+        signals.restore()
+    if signals.received is not None:
+        return 128 + signals.received, info
+    return (driver.returncode if driver.returncode >= 0 else 128 - driver.returncode), info
+
+
+class _Signals:
+    """Notes SIGINT, SIGTERM and SIGHUP instead of dying of them, so that the clean-up runs."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+
+    def _note(self, number: int, _frame) -> None:
+        self.received = number
+
+    def restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+def _short_temporary_folder() -> Path:
+    """A new folder under TMPDIR, or under /tmp where TMPDIR is long: Ray appends up to 80 bytes to it for its sockets,
+    and Unix sockets take paths of some 100. A folder in the checkout would be too deep for many."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= 20 else "/tmp"))
+
+
+def _become_subreaper() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """SIGTERM, then SIGKILL for what is left; until no descendant remains, orphans that appear meanwhile included."""
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    psutil.wait_procs(processes, timeout=5)
+    for _ in range(20):
+        remaining = _descendants()
+        if not remaining:
+            return
+        for process in remaining:
+            _signal(process, signal.SIGKILL)
+        psutil.wait_procs(remaining, timeout=1)
+
+
+def _signal(process: psutil.Process, number: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)

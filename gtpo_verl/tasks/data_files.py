@@ -1,0 +1,84 @@
+"""Parquet files in the form verl's ``RLHFDataset`` reads, written and checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+
+class DataFileError(ValueError):
+    """A data file is missing, unreadable, or not in verl's form; the message names the file and what is wrong."""
+
+
+def write_data_file(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Write rows as parquet and check the result.
+
+    Raises:
+        DataFileError: a row is not in verl's form.
+    """
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+    check_data_file(path)
+
+
+def check_data_file(
+    path: str | os.PathLike[str], prompt_key: str = "prompt", data_source_key: str = "data_source"
+) -> int:
+    """Check that a data file has the columns verl and our rewards need, and return its number of rows.
+
+    A row needs a data source (text), a prompt (chat messages with ``role`` and ``content``), a ``reward_model`` with
+    ``ground_truth`` (text) and, where present, an ``extra_info`` that is a struct.
+
+    Args:
+        path: the parquet file.
+        prompt_key, data_source_key: verl's ``data.prompt_key`` and ``data.reward_fn_key``.
+
+    Raises:
+        DataFileError: naming the file, and the missing columns or the first bad row (counted from 0).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataFileError(f"{path}: no such data file")
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataFileError(f"{path}: not a readable parquet file ({error})") from error
+    needed = (data_source_key, prompt_key, "reward_model")
+    missing = [column for column in needed if column not in table.column_names]
+    if missing:
+        raise DataFileError(
+            f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+            f"there are {', '.join(table.column_names) or 'none'}"
+        )
+    if table.num_rows == 0:
+        raise DataFileError(f"{path}: no rows")
+    index = 0
+    checked = table.select([column for column in (*needed, "extra_info") if column in table.column_names])
+    for batch in checked.to_batches(max_chunksize=1024):
+        for row in batch.to_pylist():
+            problem = _problem_with(row, prompt_key, data_source_key)
+            if problem:
+                raise DataFileError(f"{path}: row {index}: {problem}")
+            index += 1
+    return index
+
+
+def _problem_with(row: Mapping[str, Any], prompt_key: str, data_source_key: str) -> str | None:
+    if not isinstance(row[data_source_key], str) or not row[data_source_key]:
+        return f"{data_source_key} is not a text"
+    prompt = row[prompt_key]
+    if not isinstance(prompt, list) or not prompt:
+        return f"{prompt_key} is not a list of chat messages"
+    for message in prompt:
+        if not isinstance(message, Mapping) or not message.get("role") or not message.get("content"):
+            return f"{prompt_key} has a message without role or content"
+    reward_model = row["reward_model"]
+    if not isinstance(reward_model, Mapping) or not isinstance(reward_model.get("ground_truth"), str):
+        return "reward_model has no ground_truth text"
+    if row.get("extra_info") is not None and not isinstance(row["extra_info"], Mapping):
+        return "extra_info is not a struct"
+    return None

@@ -1,0 +1,160 @@
+"""verl's FSDP engine with exact token log-probabilities and entropies (`gtpo_verl.entropy`).
+
+Old log-probabilities (the log-prob pass) and new ones (the update) come out of the same arithmetic, so that with an
+unchanged policy every ratio is 1. verl's own code stays in charge of everything else: inputs, padding, Ulysses
+gathering, micro-batches, optimizer.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import wrapt
+
+from gtpo_verl.entropy import logprob_entropy
+
+VENDOR = "gtpo_verl"
+_FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
+_BACKENDS = ["fsdp", "fsdp2"]
+_DEVICES = ["cuda", "npu", "cpu"]
+# The floor verl puts under a temperature before dividing by it.
+_LOWEST_TEMPERATURE = 1e-8
+
+_hooked = False
+
+
+def register_engines() -> None:
+    """Makes the engine known to verl as soon as verl imports its FSDP engines; a plain import of verl costs no more.
+
+    verl then picks it in every process whose environment says ``VERL_ENGINE_VENDOR=gtpo_verl``
+    (:func:`engine_environment` gives that for ``gtpo_verl.fused_entropy``), for the language models of the backends
+    ``fsdp`` and ``fsdp2`` on ``cuda``, ``npu`` and ``cpu``. Critics, and backends that have no engine of this vendor,
+    keep verl's; so does every process without the variable. Safe to call twice.
+    """
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        wrapt.register_post_import_hook(_register, _FSDP_MODULE)
+
+
+def engine_environment(fused_entropy: bool) -> dict[str, str]:
+    """Environment variables for the driver and every Ray worker that choose the engine.
+
+    Args:
+        fused_entropy: the setting ``gtpo_verl.fused_entropy``.
+
+    Raises:
+        ValueError: ``fused_entropy`` is on and the environment already names another vendor's engine.
+    """
+    if not fused_entropy:
+        return {}
+    chosen = os.environ.get("VERL_ENGINE_VENDOR") or VENDOR
+    if chosen != VENDOR:
+        raise ValueError(
+            f"gtpo_verl.fused_entropy=true needs the engine of vendor {VENDOR!r}, but VERL_ENGINE_VENDOR={chosen!r}; "
+            "unset the variable, or set gtpo_verl.fused_entropy=false to keep that engine"
+        )
+    return {"VERL_ENGINE_VENDOR": VENDOR}
+
+
+def _register(fsdp: ModuleType) -> None:
+    from verl.workers.engine.base import EngineRegistry
+
+    engine = type("FusedEntropyFSDPEngine", (FusedEntropy, fsdp.FSDPEngineWithLMHead), {"__module__": __name__})
+    EngineRegistry.register(model_type="language_model", backend=_BACKENDS, device=_DEVICES, vendor=VENDOR)(engine)
+
+
+class FusedEntropy:
+    """What differs from verl's ``FSDPEngineWithLMHead``, as a mixin, so that verl is imported only when it is used."""
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Callable | None
+    ) -> dict[str, torch.Tensor]:
+        """Log-probabilities (with gradient) and entropies (without one) of the micro-batch, jagged ``[batch, tokens]``.
+
+        verl's method already knows how to gather, unpad and nest values that a fused kernel has computed, so it is
+        given ours as if they came from one.
+
+        What this engine does not compute stays verl's: its own fused kernels (``use_fused_kernels``) and pure
+        distillation altogether; ``sum_pi_squared``, top-k distillation and, where ``actor.entropy_coeff`` asks for
+        it, an entropy with a gradient beside our log-probabilities.
+        """
+        from verl.utils import tensordict_utils as tu
+
+        def flag(key: str, default: bool = False) -> bool:
+            return tu.get_non_tensor_data(data=micro_batch, key=key, default=default)
+
+        stock = super().prepare_model_outputs  # type: ignore[misc]
+        if flag("use_fused_kernels"):
+            warnings.warn(
+                "actor_rollout_ref.model.use_fused_kernels=True: verl's fused kernels compute the log-probabilities "
+                "and entropies; gtpo_verl.fused_entropy has no effect",
+                stacklevel=2,
+            )
+            return stock(output, output_args, micro_batch, logits_processor_func)
+        if flag("distillation_only"):
+            return stock(output, output_args, micro_batch, logits_processor_func)
+
+        calculate_entropy = flag("calculate_entropy")
+        trained_entropy = calculate_entropy and _entropy_has_gradient(logits_processor_func)
+        shares_logits = trained_entropy or flag("calculate_sum_pi_squared") or flag("distillation_use_topk")
+        log_prob, entropy = _log_prob_and_entropy(
+            output.logits,
+            output_args,
+            micro_batch["input_ids"],
+            remove_padding=flag("use_remove_padding", True),
+            inplace_backward=not shares_logits,
+        )
+
+        computed = micro_batch.clone(recurse=False)  # the loss still sees the batch as it was
+        tu.assign_non_tensor(
+            computed, use_fused_kernels=True, calculate_sum_pi_squared=False, distillation_use_topk=False
+        )
+        ours = stock(SimpleNamespace(log_probs=log_prob, entropy=entropy), output_args, computed, logits_processor_func)
+        if not shares_logits:
+            return ours
+        if trained_entropy:
+            del ours["entropy"]
+        return {**stock(output, output_args, micro_batch, logits_processor_func), **ours}
+
+
+def _entropy_has_gradient(loss_function: Callable | None) -> bool:
+    """Whether the loss may differentiate the entropy: the actor's does when ``entropy_coeff`` is not 0."""
+    if not torch.is_grad_enabled():
+        return False
+    # verl hands its losses their configuration with functools.partial. Of any other loss nothing is known.
+    config = getattr(loss_function, "keywords", {}).get("config")
+    return getattr(config, "entropy_coeff", None) != 0
+
+
+def _log_prob_and_entropy(
+    logits: torch.Tensor,
+    output_args: dict[str, Any],
+    input_ids: Any,
+    *,
+    remove_padding: bool,
+    inplace_backward: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[1, tokens]`` of the packed micro-batch, or ``[batch, longest]`` of the padded one."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(logits, DTensor):
+        logits = logits.full_tensor()
+    labels = output_args["input_ids_rmpad_rolled"]  # the token after each, packed
+    if remove_padding:
+        labels = labels.view(logits.shape[:-1])
+    else:
+        lengths = input_ids.offsets().diff()
+        inside = torch.arange(logits.shape[1], device=lengths.device) < lengths.unsqueeze(1)
+        labels = labels.new_zeros(logits.shape[:-1]).masked_scatter_(inside, labels)
+
+    if output_args.get("temperature_is_one", False):
+        return logprob_entropy(logits, labels, inplace_backward=inplace_backward)
+    temperature: torch.Tensor = output_args["temperature_rmpad" if remove_padding else "temperature"]
+    if not remove_padding:
+        temperature = temperature.unsqueeze(1)  # one per response
+    temperature = temperature.clamp(min=_LOWEST_TEMPERATURE).expand(labels.shape)
+    return logprob_entropy(logits, labels, temperature, inplace_backward=inplace_backward)

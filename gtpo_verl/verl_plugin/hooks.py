@@ -1,0 +1,84 @@
+"""Puts gtpo-verl in place when, and only when, verl imports the module concerned.
+
+A plain `import verl` costs no more than before: importing the V1 trainer here would add seconds to every process of
+every verl job. `wrapt` runs a hook right after the named module was executed (PEP 369).
+"""
+
+from types import ModuleType
+
+import wrapt
+
+_installed = False
+
+
+def install() -> None:
+    """Registers the import hooks and the `cpu` platform. Safe to call twice."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+
+    from gtpo_verl.launch.shared_memory import name_after_run
+    from gtpo_verl.verl_plugin import cpu
+
+    name_after_run()
+    # First of all: whatever reaches an engine under VERL_PLATFORM=cpu before this dies of "Unknown platform".
+    cpu.install()
+    wrapt.register_post_import_hook(_algorithms, "verl.trainer.ppo.core_algos")
+    wrapt.register_post_import_hook(_trainer, "verl.trainer.ppo.v1.trainer_sync")
+    wrapt.register_post_import_hook(_engines, "verl.workers.engine.fsdp.transformer_impl")
+
+
+def _algorithms(_: ModuleType) -> None:
+    from gtpo_verl.verl_plugin.estimators import register_estimators
+    from gtpo_verl.verl_plugin.losses import register_losses
+
+    register_estimators()
+    register_losses()
+
+
+def _trainer(_: ModuleType) -> None:
+    from gtpo_verl.verl_plugin.trainer import install_trainer
+
+    install_trainer()
+
+
+def _engines(_: ModuleType) -> None:
+    from gtpo_verl.verl_plugin.engine import register_engines
+
+    register_engines()
+
+
+def check_registration() -> None:
+    """Raises RuntimeError where verl does not know our estimators, losses or trainer.
+
+    verl logs a plugin that fails to load at DEBUG only, so that a broken installation looks like a misspelt
+    estimator. Imports verl's V1 trainer (seconds); call it in the process to be checked.
+    """
+    import os
+
+    import verl  # noqa: F401  (loads the plugins)
+
+    problem = None
+    if not _installed:
+        policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+        problem = f"verl did not load the entry point `gtpo_verl` (VERL_USE_EXTERNAL_PLUGINS={policy})"
+    else:
+        from verl.trainer.ppo import core_algos
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from gtpo_verl.algorithms import ESTIMATORS, LOSSES
+        from gtpo_verl.verl_plugin import trainer
+
+        missing = [name for name in ESTIMATORS if name not in core_algos.ADV_ESTIMATOR_REGISTRY]
+        missing += [name for name in LOSSES if name not in core_algos.POLICY_LOSS_REGISTRY]
+        if missing:
+            problem = f"verl's registries lack {', '.join(missing)}"
+        elif get_trainer_cls("sync") is not trainer.sync_trainer:
+            problem = "verl's trainer `sync` is not the one gtpo-verl puts in its place"
+    if problem:
+        raise RuntimeError(
+            f"The gtpo-verl plugin is not active in this process: {problem}. Install gtpo-verl into the environment "
+            "of every Ray worker (pip install gtpo-verl) and leave VERL_USE_EXTERNAL_PLUGINS at `auto`, "
+            "or name `gtpo_verl` in it."
+        )

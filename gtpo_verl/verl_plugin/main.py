@@ -1,0 +1,190 @@
+"""The Hydra entry point: `gtpo-verl train ...` runs it under a supervisor (`gtpo_verl.launch`).
+
+It checks what can be checked before Ray starts, then hands over to verl's own `run_ppo`.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from gtpo_verl.launch.run_info import VARIABLE, RunInfo
+from gtpo_verl.verl_plugin import cpu, hooks
+from gtpo_verl.verl_plugin.engine import engine_environment
+from gtpo_verl.verl_plugin.settings import RecipeSettings
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@hydra.main(config_path="pkg://gtpo_verl.configs", config_name="train", version_base=None)
+def main(config: DictConfig) -> None:
+    """Composes, checks, trains. Exit code 1 and one line on the terminal where something is wrong."""
+    signal.signal(signal.SIGTERM, _stop)
+    _die_with_supervisor()
+    terminal = os.fdopen(os.dup(2), "w", buffering=1)
+    info = None
+    try:
+        prepare(config)
+        info = check(config)
+        if info.finished:
+            print(
+                f"{info.name}: all {info.total_steps} steps are done (trainer.resume_mode=disable starts over)",
+                file=terminal,
+            )
+            return
+        train(config)
+    except Exception as error:
+        cause = root_cause(error)
+        if info is not None:
+            traceback.print_exc()  # into the log; the terminal gets one line
+        elif not isinstance(cause, ValueError | OSError | RuntimeError):
+            traceback.print_exc(file=terminal)  # no refusal of ours
+        print(f"error: {type(cause).__name__}: {cause}", file=terminal)
+        sys.exit(1)
+
+
+def prepare(config: DictConfig) -> None:
+    """Sets the environment up, makes the task's model and data, and resolves `config` in place.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    settings = RecipeSettings.from_config(config)
+    for name, value in settings.env.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(engine_environment(settings.fused_entropy))
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, "metrics.jsonl").absolute()))
+    cpu.install()
+    if settings.task is not None:
+        fill_in_task(config, settings.task, settings.cache_dir)
+    OmegaConf.resolve(config)
+
+
+def check(config: DictConfig) -> RunInfo:
+    """Refuses what cannot work, before Ray starts. Where all is well, says where the run writes and opens its log.
+
+    Raises:
+        ValueError, OSError, RuntimeError: naming the key, file or missing registration.
+    """
+    temporary = os.environ.get("GTPO_VERL_TMP")
+    early_log = Path(temporary, "driver.log") if temporary else None
+    if early_log is not None:
+        _redirect_output(early_log)  # verl greets with a page of warnings; a refused run leaves no log
+    hooks.check_registration()
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.device import auto_set_device
+
+    from gtpo_verl.verl_plugin.checks import check_config
+    from gtpo_verl.verl_plugin.preflight import preflight
+
+    settings = RecipeSettings.from_config(config)
+    auto_set_device(config)
+    check_config(config)
+    preflight(config, settings)
+    try:
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, TypeError, InstantiationException) as error:
+        raise ValueError(f"verl refuses the configuration: {error}") from error
+
+    run_dir = Path(settings.run_dir).absolute()
+    checkpoints = Path(config.trainer.default_local_dir).absolute()
+    info = RunInfo(
+        name=config.trainer.experiment_name,
+        run_dir=str(run_dir),
+        log=str(run_dir / "train.log"),
+        metrics=os.environ["VERL_FILE_LOGGER_PATH"],
+        checkpoints=str(checkpoints),
+        total_steps=config.trainer.total_training_steps,
+        resumed_step=last_checkpoint(checkpoints) if config.trainer.resume_mode == "auto" else 0,
+    )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    info.publish()
+    _redirect_output(Path(info.log))
+    if early_log is not None:
+        print(early_log.read_text(), flush=True)
+    return info
+
+
+def fill_in_task(config: DictConfig, task: str, cache_dir: str) -> None:
+    """Prepares (or finds in the cache) `gtpo_verl.task`; fills in the model and data that the user did not name."""
+    from gtpo_verl import tasks
+
+    prepared = tasks.prepare(task, Path(cache_dir))
+    with open_dict(config):
+        for key, value in (
+            ("actor_rollout_ref.model.path", prepared.model),
+            ("data.train_files", prepared.train),
+            ("data.val_files", prepared.val),
+        ):
+            if OmegaConf.select(config, key) is None:
+                OmegaConf.update(config, key, str(Path(value).absolute()))
+
+
+def train(config: DictConfig) -> None:
+    """verl's `run_ppo` with the recipe's environment in every Ray worker; stops Ray however it ends."""
+    import ray
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+    forwarded = [*config.gtpo_verl.env, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
+    with open_dict(config):
+        env_vars = {name: os.environ[name] for name in forwarded}
+        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", env_vars, merge=True)
+
+    verl_task_runner: Any = TaskRunnerV1.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+
+    class TaskRunner(verl_task_runner):
+        """verl's task runner, which first sees that the plugin is active on its node."""
+
+        def run(self, config: DictConfig) -> None:
+            hooks.check_registration()
+            super().run(config)
+
+    try:
+        run_ppo(config, task_runner_class=ray.remote(TaskRunner))
+    finally:
+        ray.shutdown()
+
+
+def last_checkpoint(folder: Path) -> int:
+    """The step of the newest complete checkpoint, 0 where there is none."""
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    text = tracker.read_text().strip() if tracker.exists() else ""
+    return int(text) if text.isdigit() else 0
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The exception under Ray's wrappers (`RayTaskError.cause`), which carry the remote traceback as their text."""
+    cause = getattr(error, "cause", None)
+    return root_cause(cause) if isinstance(cause, BaseException) and cause is not error else error
+
+
+def _stop(_signal: int, _frame) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def _die_with_supervisor() -> None:
+    """Asks the kernel for SIGTERM when the supervisor is killed in a way it cannot clean up after (SIGKILL)."""
+    if VARIABLE in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _redirect_output(log: Path) -> None:
+    """From here on, everything this process and Ray's workers print goes to the log file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Checks of the driver, before Ray starts: what would otherwise fail a minute later, in another process."""
+
+import inspect
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig
+
+from gtpo_verl.tasks.data_files import check_data_file
+from gtpo_verl.verl_plugin.settings import RecipeSettings
+
+
+def preflight(config: DictConfig, settings: RecipeSettings) -> None:
+    """Runs all checks.
+
+    Raises:
+        ValueError, FileNotFoundError, OSError: naming the key or file.
+    """
+    check_disk(Path(settings.run_dir), settings.min_free_disk_gib)
+    check_model(config.actor_rollout_ref.model.path)
+    for key in ("train_files", "val_files"):
+        check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key)
+    if settings.probe_reward:
+        probe_reward(config)
+
+
+def check_disk(folder: Path, minimum_gib: float) -> None:
+    """Raises OSError where the file system of `folder` has less than `minimum_gib` GiB free."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    if free < minimum_gib:
+        raise OSError(
+            f"{folder}: only {free:.2f} GiB free, gtpo_verl.min_free_disk_gib asks for {minimum_gib:g}. "
+            "Free some space, or set gtpo_verl.run_dir to another disk"
+        )
+
+
+def check_model(path: str) -> None:
+    """Raises FileNotFoundError for a model folder that is not there; a hub's `owner/name` is left to the hub."""
+    key = f"actor_rollout_ref.model.path={path}"
+    if os.path.isdir(path):
+        if not os.path.exists(os.path.join(path, "config.json")):
+            raise FileNotFoundError(f"{key}: no config.json in that folder, so it is no Hugging Face model")
+        return
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+    if looks_local or os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise FileNotFoundError(f"{key}: no such folder")
+
+
+def check_data(key: str, files: str | Sequence[str], prompt_key: str, reward_fn_key: str) -> None:
+    """Raises FileNotFoundError or ValueError (file and column, or row) for data that verl cannot train on."""
+    for file in files if isinstance(files, list | tuple | ListConfig) else [files]:
+        path = Path(str(file)).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(f"{key}={file}: no such file")
+        check_data_file(path, prompt_key=prompt_key, data_source_key=reward_fn_key)
+
+
+def probe_reward(config: DictConfig) -> None:
+    """Calls the user's reward function on the first training row and an empty response.
+
+    Asynchronous reward functions and reward models are left to the first batch, where the trainer checks again.
+
+    Raises:
+        ValueError: the function fails, or lacks the metric that decides right and wrong.
+    """
+    import pandas as pd
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig
+
+    function = get_custom_reward_fn(config)
+    wanted = {}
+    if config.algorithm.adv_estimator in ESTIMATORS:
+        wanted[GtpoConfig.from_any(config.algorithm.get("gtpo")).success.key] = "algorithm.gtpo.success.key"
+    filter_groups = config.algorithm.get("filter_groups")
+    if filter_groups is not None and filter_groups.enable and filter_groups.metric not in ("reward", "score"):
+        wanted[filter_groups.metric] = "algorithm.filter_groups.metric"
+    if function is None or inspect.iscoroutinefunction(getattr(function, "args", [function])[0]) or not wanted:
+        return
+    files = config.data.train_files
+    first = files[0] if isinstance(files, list | tuple | ListConfig) else files
+    row = pd.read_parquet(Path(str(first)).expanduser()).iloc[0]
+    where = f"reward.custom_reward_function ({config.reward.custom_reward_function.path})"
+    try:
+        result = function(
+            data_source=row[config.data.reward_fn_key],
+            solution_str="",
+            ground_truth=row["reward_model"]["ground_truth"],
+            extra_info=row.get("extra_info"),
+        )
+    except Exception as error:
+        raise ValueError(f"{where} fails on the first row of {first}: {type(error).__name__}: {error}") from error
+    # A plain number is what verl's reward managers call `acc` themselves.
+    given = list(result) if isinstance(result, dict) else ["acc"]
+    for metric, key in wanted.items():
+        if metric not in given:
+            raise ValueError(f"{where} returns {', '.join(given)} but no `{metric}`, which {key} asks for")

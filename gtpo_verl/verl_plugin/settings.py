@@ -1,0 +1,53 @@
+"""The configuration's own group `gtpo_verl` (`configs/train.yaml` holds these defaults; a test compares them)."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+
+@dataclass(frozen=True)
+class RecipeSettings:
+    """What the recipe needs beside verl's own keys.
+
+    Attributes:
+        task: a task of `gtpo_verl.tasks` that is prepared, and cached, before the run and fills the model path, the
+            data files and the reward function; null: the configuration names them.
+        cache_dir: where prepared tasks lie.
+        run_dir: folder of the run: metrics, log, checkpoints.
+        fused_entropy: exact fp32 log-probabilities and entropies in one pass (`gtpo_verl.entropy`); false: verl's own.
+        poll_interval: seconds between two looks at TransferQueue while rollouts run; verl's own value is 2.
+        token_dump_dir: if set, every step writes the actor's tokens, entropies and advantages there.
+        probe_reward: call the reward function once, before anything starts, to see that it gives the metric that
+            decides right and wrong. Turn it off where a call costs something.
+        min_free_disk_gib: refuse to start with less free space under `run_dir`.
+        env: environment variables for the driver and every Ray worker; what the user's shell exports comes first.
+    """
+
+    task: str | None = None
+    cache_dir: str = ".cache/gtpo-verl"
+    run_dir: str = "runs"
+    fused_entropy: bool = True
+    poll_interval: float = 2.0
+    token_dump_dir: str | None = None
+    probe_reward: bool = True
+    min_free_disk_gib: float = 1.0
+    env: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, config: DictConfig) -> "RecipeSettings":
+        """The group `gtpo_verl` of a whole configuration, verl's behaviour where there is none.
+
+        Raises:
+            ValueError: an unknown key, by name.
+        """
+        if "gtpo_verl" not in config:
+            return cls(fused_entropy=False)
+        given: dict[str, Any] = OmegaConf.to_container(config.gtpo_verl, resolve=True)  # type: ignore[assignment]
+        known = [f.name for f in fields(cls)]
+        for key in given:
+            if key not in known:
+                raise ValueError(f"gtpo_verl.{key} is not a key; the keys are {', '.join(known)}")
+        if given.get("poll_interval", 1) <= 0:
+            raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
+        return cls(**given)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Sets up what is missing, then lint, types and tests. With --all also the slow ones; what needs a GPU never runs here.
+# usage: scripts/test.sh [--all] [pytest arguments]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh
+markers="not gpu and not slow"
+if [ "${1:-}" = --all ]; then markers="not gpu"; shift; fi
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy gtpo_verl recipe benchmarks
+exec .venv/bin/python -m pytest -m "$markers" "$@"

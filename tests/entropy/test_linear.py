@@ -1,0 +1,173 @@
+"""From hidden states: values, chunks, gradients, and the pair's one arithmetic."""
+
+import os
+
+import pytest
+import torch
+
+from gtpo_verl.entropy import linear as module
+from gtpo_verl.entropy import linear_logprob, linear_logprob_entropy, logprob_entropy
+
+interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # one program per row is a Python loop there
+DTYPES = [torch.bfloat16, torch.float32] if interpreted else [torch.bfloat16, torch.float16, torch.float32]
+TOKENS = (2, 3) if interpreted else (3, 7)
+
+
+def make(device, dtype, tokens=TOKENS, width=48, vocabulary=515):
+    hidden = torch.randn(*tokens, width, device=device).to(dtype)
+    weight = (torch.randn(vocabulary, width, device=device) * 0.5).to(dtype)
+    labels = torch.randint(0, vocabulary, tokens, device=device)
+    temperature = torch.rand(tokens, device=device) + 0.5
+    return hidden, weight, labels, temperature
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk_tokens", [4] if interpreted else [None, 1, 4, 21, 1000])
+def test_fp32_logits_match_float64_on_the_same_inputs(device, dtype, chunk_tokens, exact, assert_close_to_exact):
+    hidden, weight, labels, temperature = make(device, dtype)
+    truth = exact(hidden.double() @ weight.double().T, labels, temperature)
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, temperature, chunk_tokens=chunk_tokens)
+    torch.testing.assert_close(log_prob.double(), truth.log_prob, rtol=0, atol=1e-4)
+    torch.testing.assert_close(entropy.double(), truth.entropy, rtol=0, atol=1e-4)
+    assert log_prob.shape == labels.shape
+
+
+@pytest.mark.parametrize("chunk_tokens", [2, 1000])
+def test_a_long_vocabulary_is_read_in_parts(device, chunk_tokens, monkeypatch, exact):
+    monkeypatch.setattr(module, "COLUMNS", 256)
+    hidden, weight, labels, temperature = make(device, torch.float32, vocabulary=700)
+    labels[0, 0], labels[0, 1] = 699, 256
+    truth = exact(hidden.double() @ weight.double().T, labels, temperature)
+    options = {"chunk_tokens": chunk_tokens}
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, temperature, **options)
+    torch.testing.assert_close(log_prob.double(), truth.log_prob, rtol=0, atol=1e-4)
+    torch.testing.assert_close(entropy.double(), truth.entropy, rtol=0, atol=1e-4)
+    assert torch.equal(linear_logprob(hidden.requires_grad_(), weight, labels, temperature, **options), log_prob)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_logits_are_the_models_own(device, dtype):
+    hidden, weight, labels, temperature = make(device, dtype)
+    with torch.no_grad():
+        whole = logprob_entropy(hidden @ weight.T, labels, temperature)
+    chunked = linear_logprob_entropy(hidden, weight, labels, temperature, logits_dtype=dtype)
+    for a, b in zip(chunked, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(interpreted, reason="minutes under Triton's interpreter")
+def test_the_buffer_holds_one_chunk(device, monkeypatch):
+    """Never all logits: nothing of tokens times vocabulary is asked for."""
+    hidden, weight, labels, temperature = make(device, torch.float32, tokens=(512,), vocabulary=4096)
+    monkeypatch.setattr(module, "BUFFER_BYTES", 128 * 4096 * 4)
+    sizes = []
+    empty = torch.empty
+
+    def recording(*shape, **kwargs):
+        result = empty(*shape, **kwargs)
+        sizes.append(result.numel())
+        return result
+
+    monkeypatch.setattr(torch, "empty", recording)
+    weight.requires_grad_()
+    linear_logprob(hidden, weight, labels, temperature).sum().backward()
+    assert 128 * 4096 in sizes
+    assert max(sizes) == 128 * 4096
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("buffer_bytes", [1, 1 << 30])
+def test_gradients_match_float64(device, dtype, buffer_bytes, monkeypatch):
+    monkeypatch.setattr(module, "BUFFER_BYTES", buffer_bytes)
+    hidden, weight, labels, temperature = make(device, dtype)
+    grad = torch.randn(labels.shape, device=device)
+
+    h, w = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    log_p = torch.log_softmax(h @ w.T / temperature.double().unsqueeze(-1), -1)
+    log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1).backward(grad.double())
+
+    hidden.requires_grad_(), weight.requires_grad_()
+    linear_logprob(hidden, weight, labels, temperature).backward(grad)
+    tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
+    for ours, truth in ((hidden.grad, h.grad), (weight.grad, w.grad)):
+        assert (ours.double() - truth).norm() <= tolerance * truth.norm()
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_a_frozen_input_gets_no_gradient_and_does_not_change_the_other(device, frozen):
+    hidden, weight, labels, temperature = make(device, torch.float32)
+
+    def grads(hidden_needs, weight_needs):
+        h, w = hidden.clone().requires_grad_(hidden_needs), weight.clone().requires_grad_(weight_needs)
+        linear_logprob(h, w, labels, temperature).sum().backward()
+        return h.grad, w.grad
+
+    both, one = grads(True, True), grads(frozen != "hidden", frozen != "weight")
+    kept = 1 if frozen == "hidden" else 0
+    assert one[1 - kept] is None
+    assert torch.equal(one[kept], both[kept])
+
+
+def test_tied_embeddings_add_their_gradients(device):
+    _, weight, labels, _ = make(device, torch.float32)
+    leaf = weight.clone().requires_grad_()
+    linear_logprob(torch.nn.functional.embedding(labels, leaf), leaf, labels).sum().backward()
+    plain = weight.clone().requires_grad_()
+    log_p = torch.log_softmax(torch.nn.functional.embedding(labels, plain) @ plain.T, -1)
+    log_p.gather(-1, labels.unsqueeze(-1)).sum().backward()
+    torch.testing.assert_close(leaf.grad, plain.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("logits_dtype", [None, "hidden"])
+def test_the_update_repeats_the_log_prob_pass_bit_for_bit(device, dtype, logits_dtype):
+    hidden, weight, labels, temperature = make(device, dtype)
+    options = {"chunk_tokens": 5, "logits_dtype": dtype if logits_dtype else None}
+    old = linear_logprob_entropy(hidden, weight, labels, temperature, **options)[0]
+    new = linear_logprob(hidden.requires_grad_(), weight.requires_grad_(), labels, temperature, **options)
+    assert new.requires_grad
+    assert torch.equal(old, new)
+
+
+def test_autocast_does_not_round_the_logits(device):
+    hidden, weight, labels, temperature = make(device, torch.float32)
+    plain = linear_logprob_entropy(hidden, weight, labels, temperature)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(linear_logprob_entropy(hidden, weight, labels, temperature)[0], plain[0])
+        hidden.requires_grad_()
+        assert torch.equal(linear_logprob(hidden, weight, labels, temperature), plain[0])
+
+
+def test_no_tokens(device):
+    hidden, weight, labels, temperature = make(device, torch.float32, tokens=(0,))
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, temperature)
+    assert log_prob.shape == entropy.shape == (0,)
+    hidden.requires_grad_(), weight.requires_grad_()
+    linear_logprob(hidden, weight, labels, temperature).sum().backward()
+    assert not weight.grad.any()
+
+
+def test_float64_stays_float64():
+    hidden, weight, labels, _ = make("cpu", torch.float64)
+    log_prob, _ = linear_logprob_entropy(hidden, weight, labels)
+    truth = torch.log_softmax(hidden @ weight.T, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(log_prob, truth)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"weight": torch.ones(5, 3)}, ValueError, "weight"),
+        ({"weight": torch.ones(5, 4, dtype=torch.bfloat16)}, TypeError, "weight"),
+        ({"hidden": torch.ones(2, 4, dtype=torch.int64)}, TypeError, "floating-point"),
+        ({"labels": torch.zeros(3, dtype=torch.int64)}, ValueError, "labels"),
+        ({"labels": torch.zeros(2)}, TypeError, "integers"),
+        ({"temperature": -1.0}, ValueError, "positive"),
+        ({"chunk_tokens": 0}, ValueError, "chunk_tokens"),
+        ({"logits_dtype": torch.float16}, ValueError, "logits_dtype"),
+    ],
+)
+def test_refuses_what_it_cannot_mean(change, error, message):
+    arguments = {"hidden": torch.ones(2, 4), "weight": torch.ones(5, 4), "labels": torch.zeros(2, dtype=torch.int64)}
+    with pytest.raises(error, match=message):
+        linear_logprob_entropy(**{**arguments, **change})

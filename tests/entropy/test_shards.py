@@ -1,0 +1,110 @@
+"""A vocabulary in parts gives what the whole gives."""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gtpo_verl.entropy import combine, logprob, logprob_entropy, logprob_entropy_partial
+
+inf = math.inf
+BOUNDS = {"halves": [0, 300, 600], "unequal": [0, 1, 257, 600], "whole": [0, 600], "many": list(range(0, 601, 50))}
+
+
+def parts(logits, labels, temperature, bounds):
+    shards = [
+        logprob_entropy_partial(logits[..., a:b], labels, temperature, first_label=a)
+        for a, b in itertools.pairwise(bounds)
+    ]
+    return combine(shards, temperature), combine(shards[::-1], temperature)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_shards_match_float64_in_any_order(device, bounds, dtype, policy_logits, exact, assert_close_to_exact):
+    logits, labels = policy_logits(2, 5, 600, dtype=dtype, device=device)
+    temperature = torch.linspace(0.5, 1.5, 10, device=device).view(2, 5)
+    truth = exact(logits, labels, temperature)
+    for log_prob, entropy in parts(logits, labels, temperature, BOUNDS[bounds]):
+        assert_close_to_exact(log_prob, entropy, truth)
+
+
+def test_a_maximum_on_every_shard_is_counted_on_every_shard(device):
+    logits = torch.full((1, 600), -50.0, device=device)
+    logits[0, [10, 310, 320]] = 2.0
+    (_, entropy), _ = parts(logits, torch.tensor([10], device=device), 1.0, BOUNDS["halves"])
+    assert entropy.item() == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize("label", [5, 400])
+def test_a_shard_without_probability(device, label, policy_logits):
+    """A masked, or padded, part of the vocabulary."""
+    logits, _ = policy_logits(3, 600, device=device)
+    logits[:, 300:] = -inf
+    labels = torch.full((3,), label, device=device)
+    whole = logprob_entropy(logits, labels)
+    for shards in parts(logits, labels, 1.0, BOUNDS["halves"]):
+        for a, b in zip(shards, whole, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_bad_rows_are_nan_however_they_are_split(device, policy_logits):
+    logits, labels = policy_logits(5, 600, device=device)
+    logits[1, 7] = math.nan
+    logits[2, 307] = inf
+    logits[3] = -inf
+    logits[4, :300], logits[4, 299] = -inf, math.nan
+    for log_prob, entropy in parts(logits, labels, 1.0, BOUNDS["halves"]):
+        assert log_prob.isnan().tolist() == entropy.isnan().tolist() == [False, True, True, True, True]
+
+
+def test_a_label_on_no_shard_gives_nan(device, policy_logits):
+    logits, labels = policy_logits(2, 600, device=device)
+    labels[0] = 600
+    (log_prob, entropy), _ = parts(logits, labels, 1.0, BOUNDS["halves"])
+    assert log_prob.isnan().tolist() == [True, False]
+    assert entropy.isfinite().all()
+
+
+def test_nothing_to_combine():
+    with pytest.raises(ValueError, match="no partials"):
+        combine([])
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+from gtpo_verl.entropy import sharded_logprob_entropy
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+logits, labels, temperature, grad = torch.load(f"{folder}/inputs.pt")
+first, last = [(0, 200), (200, 600)][rank]
+leaf = logits[..., first:last].clone().requires_grad_()
+log_prob, entropy = sharded_logprob_entropy(leaf * 1.0, labels, temperature, first_label=first)
+log_prob.backward(grad)
+torch.save((log_prob.detach(), entropy, leaf.grad), f"{folder}/{rank}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_agree_with_one_and_each_has_its_columns_gradient(tmp_path, policy_logits):
+    logits, labels = policy_logits(2, 5, 600)
+    temperature = torch.linspace(0.5, 1.5, 10).view(2, 5)
+    grad = torch.randn(2, 5)
+    torch.save((logits, labels, temperature, grad), tmp_path / "inputs.pt")
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+
+    leaf = logits.clone().requires_grad_()
+    log_prob = logprob(leaf, labels, temperature)
+    log_prob.backward(grad)
+    entropy = logprob_entropy(logits, labels, temperature)[1]
+    for ours in ranks:
+        torch.testing.assert_close(ours[0], log_prob.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(ours[1], entropy, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(torch.cat([ours[2] for ours in ranks], -1), leaf.grad, rtol=1e-4, atol=1e-7)

