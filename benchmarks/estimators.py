@@ -42,8 +42,8 @@ class Batch:
     @classmethod
     def random(cls, responses: int) -> Batch:
         rng = np.random.default_rng(0)
-        lengths = np.clip(rng.lognormal(8.3, 0.7, responses), 1, MAX_LENGTH)
-        lengths = torch.from_numpy(np.clip(lengths * MEAN_LENGTH / lengths.mean(), 1, MAX_LENGTH).astype(np.int64))
+        drawn = np.clip(rng.lognormal(8.3, 0.7, responses), 1, MAX_LENGTH)
+        lengths = torch.from_numpy(np.clip(drawn * MEAN_LENGTH / drawn.mean(), 1, MAX_LENGTH).astype(np.int64))
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         # Most tokens are nearly certain, a few are not.
         entropy = torch.from_numpy(rng.random(int(offsets[-1]), dtype=np.float32)).pow_(8).mul_(3)
@@ -189,13 +189,9 @@ def main() -> None:
             sender.close()
             tokens, seconds, cpu, inputs, growth = receiver.recv()
             process.join()
-            cells = (name, f"{responses:,}", f"{tokens / 1e6:.2f} M", f"{seconds:.2f}", f"{cpu:.2f}")
-            cells += (
-                f"{cpu / tokens * 1e9:.0f}",
-                f"{inputs / 1e6:.0f}",
-                f"{growth / 1e6:.0f}",
-                f"{growth / inputs:.1f}",
-            )
+            cells = [name, f"{responses:,}", f"{tokens / 1e6:.2f} M", f"{seconds:.2f}", f"{cpu:.2f}"]
+            cells += [f"{cpu / tokens * 1e9:.0f}", f"{inputs / 1e6:.0f}", f"{growth / 1e6:.0f}"]
+            cells += [f"{growth / inputs:.1f}"]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 

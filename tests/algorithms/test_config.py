@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from batches import flat, mixed_rows
 from omegaconf import OmegaConf
 
-from gtpo_verl.algorithms import GtpoConfig, compute_advantages, gtpo_section, unused_keys
+from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig, compute_advantages, gtpo_section, unused_keys
 from gtpo_verl.algorithms.config import ClipConfig, LengthPenaltyConfig
 
 BATCH = torch.ones(3), torch.tensor([0, 1, 3]), torch.tensor([0, 0]), torch.tensor([True, False])
@@ -162,3 +163,34 @@ def test_unused_keys(estimator, options, unused):
 def test_the_first_versions_do_not_use_over(estimator, over):
     with_it = compute_advantages(estimator, *BATCH, {"normalize": {"over": over}}).advantages
     assert torch.equal(with_it, compute_advantages(estimator, *BATCH).advantages)
+
+
+CHANGES = {
+    "alpha": 0.7,
+    "beta": 0.7,
+    "alpha1": 2.0,
+    "alpha2": 0.7,
+    "beta1": 2.0,
+    "beta2": 0.7,
+    "clip.enable": True,
+    "length_penalty.enable": True,
+    "relative_to": "response",
+    "sequence_entropy": "geometric",
+    "normalize.over": "polarity",
+    "normalize.scope": "batch",
+    "uniform_groups": "keep",
+    "epsilon": 0.5,
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_key_is_called_unused_just_when_it_changes_nothing(estimator, key):
+    rows = mixed_rows(2, groups=4)
+    rows += [{"uid": "uniform", "success": True, "entropy": nats} for nats in ([0.1, 2.0], [0.3, 0.2, 0.9])]
+    # Clip is off, as only then alpha is used; the length penalty, once on, needs a maximum.
+    before = OmegaConf.create({"clip": {"enable": False}, "length_penalty": {"max_length": 10, "buffer": 8}})
+    after = before.copy()
+    OmegaConf.update(after, key, CHANGES[key], force_add=True)
+    same = torch.equal(*(compute_advantages(estimator, *flat(rows), options).advantages for options in (before, after)))
+    assert same == (f"algorithm.gtpo.{key}" in unused_keys(estimator, GtpoConfig.from_any(after)))

@@ -137,7 +137,7 @@ def test_forms_of_the_configuration(name, make):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_configuration(name):
-    with pytest.raises(ValueError, match=rf"loss_mode={name}.*clip_ratio_low"):
+    with pytest.raises(ValueError, match=r"clip_ratio_low and clip_ratio_high"):
         value_and_gradient(name, *mini_batch(0), None)
 
 
