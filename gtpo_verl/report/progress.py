@@ -111,7 +111,9 @@ class ProgressDisplay:
             self._tail = MetricsTail(metrics)
             self._arrivals, self._step, self._values = [], 0, {}
         # Validation before training is logged too, but no step was made.
-        trained = [(step, values) for step, values in self._tail.read() if "actor/entropy" in values and step > resumed_step]
+        trained = [
+            (step, values) for step, values in self._tail.read() if "actor/entropy" in values and step > resumed_step
+        ]
         if trained:
             self._note_arrival(trained[-1][0])
         for self._step, self._values in trained:
