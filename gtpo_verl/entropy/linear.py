@@ -13,9 +13,10 @@ from gtpo_verl.entropy.shards import Partial, combine_statistics
 
 # Bytes that the buffers of logits, and of their gradient, may take together.
 BUFFER_BYTES = 1 << 30
-# Columns of a chunk of fp32 logits on a GPU. With 2,048 tokens such a chunk is 64 tiles of 256 columns or a few more:
-# whole waves of matmul tiles on 132 multiprocessors, and short enough that part of it is still cached when it is read.
-COLUMNS = 16896
+# Elements of the part of the weight that makes one chunk of fp32 logits on a GPU: 16,896 columns at a width of 5,120.
+# With 2,048 tokens that is a whole number of waves of matmul tiles on 132 multiprocessors, and much of the chunk is
+# still cached when it is read. Narrower models get more columns, or their chunks would be shorter than their launches.
+PART_ELEMENTS = 16896 * 5120
 TOKENS = 2048
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -68,13 +69,9 @@ def _equal_parts(vocabulary: int, parts: int) -> int:
     return min(vocabulary, -(-vocabulary // (256 * max(parts, 1))) * 256)
 
 
-def _chunk_shape(
-    n: int, vocabulary: int, dtype: torch.dtype, chunk_tokens: int | None, split_vocabulary: bool
-) -> tuple[int, int]:
+def _chunk_shape(n: int, vocabulary: int, parts: int, dtype: torch.dtype, chunk_tokens: int | None) -> tuple[int, int]:
     """(tokens, columns) of a chunk of logits."""
-    columns = vocabulary
-    if split_vocabulary:
-        columns = _equal_parts(vocabulary, -(-vocabulary // COLUMNS))
+    columns = _equal_parts(vocabulary, parts)
     if chunk_tokens is None:
         fitting = BUFFER_BYTES // (columns * dtype.itemsize)
         # Powers of two are whole numbers of matmul tiles, and of waves of them.
@@ -133,13 +130,13 @@ def _forward(
 ) -> tuple[torch.Tensor, ...]:
     """``(log_prob, entropy, max, others)`` [n] for hidden [n, E]."""
     n, vocabulary = hidden.shape[0], weight.shape[0]
-    split = logits_dtype == torch.float32 and vocabulary > COLUMNS
-    tokens, columns = _chunk_shape(n, vocabulary, logits_dtype, chunk_tokens, split)
+    parts = -(-weight.numel() // PART_ELEMENTS) if logits_dtype == torch.float32 else 1
+    tokens, columns = _chunk_shape(n, vocabulary, parts, logits_dtype, chunk_tokens)
     if not hidden.is_cuda and logits_dtype != weight.dtype:
         weight = weight.to(logits_dtype)  # once, not once a chunk
-    chunks, parts = _slices(n, tokens), _slices(vocabulary, columns)
+    chunks, columns_of = _slices(n, tokens), _slices(vocabulary, columns)
     result_dtype = torch.float64 if logits_dtype == torch.float64 else torch.float32
-    results = torch.empty(len(parts), 4, n, dtype=result_dtype, device=hidden.device)
+    results = torch.empty(len(columns_of), 4, n, dtype=result_dtype, device=hidden.device)
 
     def logits_of(buffer: torch.Tensor, chunk: slice, part: slice) -> torch.Tensor:
         shape = (chunk.stop - chunk.start, part.stop - part.start)
@@ -150,17 +147,17 @@ def _forward(
     def buffer() -> torch.Tensor:
         return torch.empty(tokens * columns, dtype=logits_dtype, device=hidden.device)
 
-    if not split:
+    if len(columns_of) == 1:
         memory = buffer()
         for chunk in chunks:
-            logits = logits_of(memory, chunk, parts[0])
+            logits = logits_of(memory, chunk, columns_of[0])
             backend(logits).statistics(
                 logits, labels[chunk], _rows_of(temperature, chunk), out=results[0, :, chunk].unbind()
             )
         return results[0].unbind()
     with _alternating(hidden.device, buffer) as buffers:
         for chunk in chunks:
-            for part, out in zip(parts, results, strict=True):
+            for part, out in zip(columns_of, results, strict=True):
                 logits = logits_of(next(buffers), chunk, part)
                 backend(logits).statistics(
                     logits,

@@ -34,7 +34,7 @@ def test_fp32_logits_match_float64_on_the_same_inputs(device, dtype, chunk_token
 
 @pytest.mark.parametrize("chunk_tokens", [2, 1000])
 def test_a_long_vocabulary_is_read_in_parts(device, chunk_tokens, monkeypatch, exact):
-    monkeypatch.setattr(module, "COLUMNS", 256)
+    monkeypatch.setattr(module, "PART_ELEMENTS", 256 * 48)
     hidden, weight, labels, temperature = make(device, torch.float32, vocabulary=700)
     labels[0, 0], labels[0, 1] = 699, 256
     truth = exact(hidden.double() @ weight.double().T, labels, temperature)
