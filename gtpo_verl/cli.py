@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from gtpo_verl import tasks
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
@@ -20,9 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quickstart.set_defaults(run=_quickstart)
 
     prepare = commands.add_parser("prepare", help="make a task's model and data, or find them in the cache")
-    prepare.add_argument("task", choices=["arithmetic", "smollm2"])
+    prepare.add_argument("task", choices=tasks.TASKS)
     prepare.add_argument("--cache-dir", default=".cache/gtpo-verl")
-    prepare.add_argument("--seed", type=int, default=1)
     prepare.set_defaults(run=_prepare)
 
     report = commands.add_parser("report", help="figure and table of finished or running runs")
@@ -50,9 +51,7 @@ def _quickstart(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from gtpo_verl import tasks
-
-    prepared = tasks.prepare(options.task, Path(options.cache_dir), seed=options.seed)
+    prepared = tasks.prepare(options.task, Path(options.cache_dir))
     print(f"model {prepared.model}\ntrain {prepared.train}\nval   {prepared.val}")
     return 0
 

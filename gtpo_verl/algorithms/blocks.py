@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gtpo_verl.algorithms.sets import Runs, Scattered, Unions
 
-# At this many tokens the temporaries of a block are a dozen tensors of 4 MiB: small beside a batch that needs cutting,
+# At this many tokens the temporaries of a block are a dozen tensors of 2 MiB: small beside a batch that needs cutting,
 # yet large enough for the overhead of a block to vanish.
-TOKENS_PER_BLOCK = 2**19
+TOKENS_PER_BLOCK = 2**18
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def unused_keys(estimator: str, config: GtpoConfig) -> list[str]:
     unused = {key for key, users in _USERS.items() if estimator not in users}
     if resolved.clip.enable:
         unused.add("alpha")
-    elif config.clip.enable is False:
+    else:
         unused |= {"clip.alpha1", "clip.alpha2", "clip.kappa"}
     changed = _changed(config, GtpoConfig())
     return [f"{ROOT}.{key}" for key in changed if key in unused or key.rpartition(".")[0] in unused]

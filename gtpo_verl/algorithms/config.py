@@ -49,7 +49,7 @@ class LengthPenaltyConfig:
     denominator: str = "max_length"
     """`max_length` is the paper's and jumps to -1 at the end; `buffer` is DAPO's and continuous."""
     on: str = "success"
-    """`success`: right responses alone (eq. 12). `all`: wrong ones too."""
+    """`success`: right responses alone (eq. 12). `all`: wrong ones too. In YAML `"on"` is best quoted."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,9 @@ def _check_clip(clip: ClipConfig) -> None:
     total = clip.alpha1 + clip.alpha2
     _require(abs(total - 1) <= 1e-6, "clip.alpha1 + clip.alpha2", total, "1")
     _require(clip.kappa > 1, "clip.kappa", clip.kappa, "above 1")
-    _require(clip.upper >= 1, "clip.alpha1 + clip.alpha1 / clip.kappa, the upper bound,", clip.upper, "at least 1")
+    _require(
+        clip.upper >= 1 - 1e-9, "clip.alpha1 + clip.alpha1 / clip.kappa, the upper bound,", clip.upper, "at least 1"
+    )
 
 
 def _check_length_penalty(penalty: LengthPenaltyConfig) -> None:

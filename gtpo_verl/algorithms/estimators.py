@@ -42,14 +42,14 @@ class Estimator:
         Raises:
             ValueError: for a range that is only checked now that its part is known to be on, by the key's full name.
         """
-        enable_clip = bool(self.clip if config.clip.enable is None else config.clip.enable) and self.clip is not None
-        penalize = config.length_penalty.enable and self.level == TOKEN
-        over = (config.normalize.over or self.over) if self.over else JOINT
+        clip = self.clip if config.clip.enable is None else config.clip.enable
+        penalty = config.length_penalty.enable
+        over = config.normalize.over or self.over
         return replace(
             config,
-            clip=replace(config.clip, enable=enable_clip),
-            length_penalty=replace(config.length_penalty, enable=penalize),
-            normalize=replace(config.normalize, over=over),
+            clip=replace(config.clip, enable=bool(clip) and self.clip is not None),
+            length_penalty=replace(config.length_penalty, enable=penalty and self.level == TOKEN),
+            normalize=replace(config.normalize, over=over if self.over is not None else JOINT),
         )
 
 
@@ -71,7 +71,7 @@ def grpo_s_right(ratio: Tensor, config: GtpoConfig) -> Tensor:
 
 
 def nothing(ratio: Tensor, config: GtpoConfig) -> Tensor:
-    """The reward of wrong items in the first versions."""
+    """Wrong items in the first versions (sections 3.3.1 and 3.4.1)."""
     return torch.zeros_like(ratio)
 
 

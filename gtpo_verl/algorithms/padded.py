@@ -38,7 +38,12 @@ def compute_padded_advantages(
     _, group = np.unique(np.asarray(index), return_inverse=True)
     offsets = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
     flat = compute_advantages(
-        estimator, entropy.detach().masked_select(mask), offsets, torch.from_numpy(group.reshape(-1)), success, config
+        estimator,
+        entropy.detach().masked_select(mask),
+        offsets,
+        torch.from_numpy(group.reshape(-1)),
+        torch.as_tensor(success),
+        config,
     )
     advantages = torch.zeros(entropy.shape, dtype=torch.float32, device=entropy.device)
     return AdvantageResult(advantages.masked_scatter_(mask, flat.advantages), flat.metrics)

@@ -118,6 +118,7 @@ class Moments(NamedTuple):
         return cls(size, torch.zeros_like(size), torch.zeros_like(size))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Moments:
+        """The same change of shape, order or weight to all three fields."""
         return Moments(*map(change, self))
 
     def pooled(self, dim: int) -> Moments:

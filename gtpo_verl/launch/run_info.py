@@ -11,7 +11,12 @@ VARIABLE = "GTPO_VERL_RUN_INFO"
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Where a run writes, absolute paths; `total_steps` is None where it follows from the data's length."""
+    """Where a run writes (absolute paths), and which steps it will train.
+
+    Attributes:
+        total_steps: None where it follows from the data's length.
+        resumed_step: step of the checkpoint it goes on from; 0 for a new run.
+    """
 
     name: str
     run_dir: str
@@ -19,7 +24,12 @@ class RunInfo:
     metrics: str
     checkpoints: str
     total_steps: int | None
-    finished: bool = False
+    resumed_step: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left to train."""
+        return self.total_steps is not None and self.resumed_step >= self.total_steps
 
     def publish(self) -> None:
         """Writes the file the supervisor waits for; does nothing for a driver that was started without one."""

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,17 @@ from gtpo_verl.launch.shared_memory import remove_segments
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.25
 _GRACE_SECONDS = 30.0  # Ray and verl need some seconds to stop their workers
+
+# Caches that would otherwise be written to the home folder. The hub's models stay where the user keeps them (HF_HOME).
+_CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "VLLM_CONFIG_ROOT": "vllm-config",
+    "HF_DATASETS_CACHE": "datasets",
+    "HF_MODULES_CACHE": "hf-modules",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "MPLCONFIGDIR": "matplotlib",
+}
 
 Watcher = Callable[[RunInfo], None]
 
@@ -46,15 +58,14 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
         ended before that was known.
     """
     _become_subreaper()
-    # Unix sockets take paths of some 100 bytes, so the folder cannot lie in a checkout of any depth.
-    temporary = Path(tempfile.mkdtemp(prefix="gtpo-"))
+    temporary = _short_temporary_folder()
     info_file = temporary / "run.json"
     environment = {
+        **{name: str(Path(".cache", folder).absolute()) for name, folder in _CACHES.items()},
         **os.environ,
         VARIABLE: str(info_file),
         "GTPO_VERL_TMP": str(temporary),
         "TMPDIR": str(temporary),
-        "RAY_TMPDIR": str(temporary),
         "VLLM_RPC_BASE_PATH": str(temporary),
     }
     signals = _Signals()
@@ -106,6 +117,13 @@ class _Signals:
             signal.signal(number, handler)
 
 
+def _short_temporary_folder() -> Path:
+    """A new folder under TMPDIR, or under /tmp where TMPDIR is long: Ray appends up to 80 bytes to it for its sockets,
+    and Unix sockets take paths of some 100. A folder in the checkout would be too deep for many."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= 20 else "/tmp"))
+
+
 def _become_subreaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -129,7 +147,5 @@ def _end(processes: Sequence[psutil.Process]) -> None:
 
 
 def _signal(process: psutil.Process, number: int) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass

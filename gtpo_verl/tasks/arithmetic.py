@@ -8,11 +8,12 @@ the left, one line per step::
     6-1=5
     #### 5
 
-How many operands a step takes is free, and so is the length of a solution: a step over one operand is easy, a step over
-three is short but error-prone for a small model. The token after an operand (``=`` or another sign) is thus a real
-decision, the kind of token whose entropy GTPO weighs, and reinforcement learning can improve on it.
+How many operands a step takes is free, and a solution may stop showing steps and state the answer: lengths vary.
+A step over one operand is easy for a small model, a step over several is short but error-prone, and an answer without
+steps is little more than a guess. The token after an operand (``=`` or another sign) and the first of a line are thus
+real decisions, the kind of token whose entropy GTPO weighs, and reinforcement learning can improve on them.
 
-Every problem belongs to exactly one split, decided by a hash of its text, so that splits are disjoint whatever the seed.
+Every problem belongs to exactly one split, decided by a hash of its text: splits are disjoint whatever the seed.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class ArithmeticConfig:
         max_operand: every other number is drawn from 1..max_operand.
         max_value: running totals stay within 0..max_value; at least ``max_first`` and ``max_operand``.
         step_weights: relative frequency of steps over 1, 2, ... operands in worked solutions.
+        skip_probability: how often, before each step, a worked solution leaves out all further ones.
     """
 
     min_terms: int = 3
@@ -50,7 +52,8 @@ class ArithmeticConfig:
     max_first: int = 9
     max_operand: int = 9
     max_value: int = 9
-    step_weights: tuple[float, ...] = (0.5, 0.35, 0.15)
+    step_weights: tuple[float, ...] = (0.7, 0.3)
+    skip_probability: float = 0.1
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_terms <= self.max_terms:
@@ -59,6 +62,8 @@ class ArithmeticConfig:
             raise ValueError("max_first and max_operand must lie in 1..max_value")
         if not self.step_weights or min(self.step_weights) < 0 or sum(self.step_weights) <= 0:
             raise ValueError(f"step_weights must be non-negative and not all 0, got {self.step_weights}")
+        if not 0 <= self.skip_probability <= 1:
+            raise ValueError(f"skip_probability must lie in 0..1, got {self.skip_probability}")
 
 
 @dataclass(frozen=True)
@@ -132,22 +137,22 @@ def distinct_problems(split: str, count: int, seed: int, config: ArithmeticConfi
         found[problem] = None
         if len(found) >= count:
             break
-        if drawn > 50 * count + 1000:
+        if drawn > 20 * count + 1000:
             raise ValueError(f"split {split!r} holds too few different problems: found {len(found)} of {count}")
     return list(found)
 
 
 def worked_solution(problem: Problem, rng: random.Random, config: ArithmeticConfig) -> str:
-    """Write one correct solution; its steps take as many operands as ``config.step_weights`` makes them."""
+    """Write one correct solution, with as many steps as ``config`` and ``rng`` make it show."""
     lines = []
     total, rest = problem.terms[0], list(problem.terms[1:])
     sizes = range(1, len(config.step_weights) + 1)
-    while rest:
+    while rest and rng.random() >= config.skip_probability:
         size = min(rng.choices(sizes, config.step_weights)[0], len(rest))
         result = total + sum(rest[:size])
         lines.append(f"{_chain([total, *rest[:size]])}={result}")
         total, rest = result, rest[size:]
-    return "\n".join([*lines, f"#### {total}"])
+    return "\n".join([*lines, f"#### {problem.answer}"])
 
 
 def corpus(seed: int, config: ArithmeticConfig) -> Iterator[tuple[str, str]]:

@@ -10,8 +10,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
-
 
 class DataFileError(ValueError):
     """A data file is missing, unreadable, or not in verl's form; the message names the file and what is wrong."""
@@ -27,11 +25,17 @@ def write_data_file(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[s
     check_data_file(path)
 
 
-def check_data_file(path: str | os.PathLike[str]) -> int:
+def check_data_file(
+    path: str | os.PathLike[str], prompt_key: str = "prompt", data_source_key: str = "data_source"
+) -> int:
     """Check that a data file has the columns verl and our rewards need, and return its number of rows.
 
-    A row needs a ``data_source`` (text), a ``prompt`` (chat messages with ``role`` and ``content``), a ``reward_model``
-    with ``ground_truth`` (text) and, where present, an ``extra_info`` that is a struct. ``ability`` must exist.
+    A row needs a data source (text), a prompt (chat messages with ``role`` and ``content``), a ``reward_model`` with
+    ``ground_truth`` (text) and, where present, an ``extra_info`` that is a struct.
+
+    Args:
+        path: the parquet file.
+        prompt_key, data_source_key: verl's ``data.prompt_key`` and ``data.reward_fn_key``.
 
     Raises:
         DataFileError: naming the file, and the missing columns or the first bad row (counted from 0).
@@ -43,7 +47,8 @@ def check_data_file(path: str | os.PathLike[str]) -> int:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({error})") from error
-    missing = [column for column in COLUMNS if column not in table.column_names]
+    needed = (data_source_key, prompt_key, "reward_model")
+    missing = [column for column in needed if column not in table.column_names]
     if missing:
         raise DataFileError(
             f"{path}: missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
@@ -52,27 +57,28 @@ def check_data_file(path: str | os.PathLike[str]) -> int:
     if table.num_rows == 0:
         raise DataFileError(f"{path}: no rows")
     index = 0
-    for batch in table.select(list(COLUMNS)).to_batches(max_chunksize=1024):
+    checked = table.select([column for column in (*needed, "extra_info") if column in table.column_names])
+    for batch in checked.to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
-            problem = _problem_with(row)
+            problem = _problem_with(row, prompt_key, data_source_key)
             if problem:
                 raise DataFileError(f"{path}: row {index}: {problem}")
             index += 1
     return index
 
 
-def _problem_with(row: Mapping[str, Any]) -> str | None:
-    if not isinstance(row["data_source"], str) or not row["data_source"]:
-        return "data_source is not a text"
-    prompt = row["prompt"]
+def _problem_with(row: Mapping[str, Any], prompt_key: str, data_source_key: str) -> str | None:
+    if not isinstance(row[data_source_key], str) or not row[data_source_key]:
+        return f"{data_source_key} is not a text"
+    prompt = row[prompt_key]
     if not isinstance(prompt, list) or not prompt:
-        return "prompt is not a list of chat messages"
+        return f"{prompt_key} is not a list of chat messages"
     for message in prompt:
         if not isinstance(message, Mapping) or not message.get("role") or not message.get("content"):
-            return "prompt has a message without role or content"
+            return f"{prompt_key} has a message without role or content"
     reward_model = row["reward_model"]
     if not isinstance(reward_model, Mapping) or not isinstance(reward_model.get("ground_truth"), str):
         return "reward_model has no ground_truth text"
-    if row["extra_info"] is not None and not isinstance(row["extra_info"], Mapping):
+    if row.get("extra_info") is not None and not isinstance(row["extra_info"], Mapping):
         return "extra_info is not a struct"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from gtpo_verl.tasks import arithmetic, data_files, muon, tiny_model
+from gtpo_verl.tasks import arithmetic, data_files, muon, reasoning, smollm2, tiny_model
 from gtpo_verl.tasks.cache import build_once, content_key
 
 
@@ -78,6 +79,51 @@ def prepare_arithmetic(
     return Prepared.within(build_once(Path(cache_dir), f"arithmetic-{key}", build))
 
 
+def prepare_smollm2(
+    cache_dir: str | os.PathLike[str],
+    seed: int = 0,
+    progress: bool = True,
+    *,
+    dtype: torch.dtype = torch.float32,
+    tasks: Sequence[reasoning.ReasoningTask] = reasoning.TASKS,
+    train_problems: int = 2048,
+    val_problems: int = 64,
+) -> Prepared:
+    """Prepare SmolLM2-135M-Instruct and data sets of reasoning-gym.
+
+    Args:
+        cache_dir: where prepared folders are kept; made if absent. The model takes 0.5 GB in float32.
+        seed: decides the problems.
+        progress: say on the terminal what is going on.
+        dtype: of the saved weights.
+        tasks: which of reasoning-gym's data sets, in equal parts.
+        train_problems, val_problems: rows of the two data sets, disjoint.
+
+    Raises:
+        smollm2.ModelMissingError: the package with the weights is not installed; the message says how to.
+    """
+    console = Console(quiet=not progress)
+    folder = Path(cache_dir)
+
+    def convert(scratch: Path) -> None:
+        with console.status("Converting SmolLM2-135M-Instruct from GGUF"):
+            smollm2.convert(scratch, dtype)
+        console.print("SmolLM2-135M-Instruct converted", highlight=False)
+
+    def write_data(scratch: Path) -> None:
+        data_files.write_data_file(reasoning.rows("train", train_problems, seed, tasks), scratch / "train.parquet")
+        data_files.write_data_file(reasoning.rows("validation", val_problems, seed, tasks), scratch / "val.parquet")
+
+    # The model does not depend on seed and tasks: it is kept apart, once.
+    smollm2.find_weights()
+    model_key = content_key({"dtype": str(dtype)}, [smollm2], ["transformers", "gguf", smollm2.PACKAGE])
+    model = build_once(folder, f"smollm2-{model_key}", convert)
+    settings = {"seed": seed, "tasks": list(tasks), "train_problems": train_problems, "val_problems": val_problems}
+    data_key = content_key(settings, [data_files, reasoning], ["reasoning-gym"])
+    data = build_once(folder, f"reasoning-{data_key}", write_data)
+    return Prepared(model=model, train=data / "train.parquet", val=data / "val.parquet")
+
+
 def _warmed_up(
     folder: Path,
     seed: int,
@@ -91,15 +137,18 @@ def _warmed_up(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.random.fork_rng(devices=[]), console.status("Warming up a tiny model on worked arithmetic") as status:
+        with (
+            torch.random.fork_rng(devices=[]),
+            console.status("Warming up a tiny model on worked arithmetic") as status,
+        ):
             torch.manual_seed(seed)
             tokenizer = tiny_model.build_tokenizer()
             model = tiny_model.build_model(model_config, tokenizer)
 
             def show(measured: dict[str, float]) -> None:
                 text = (
-                    f"Warming up a tiny model: step {measured['step']:.0f}, {measured['accuracy']:.0%} of samples right "
-                    f"(stops at {warmup.target_accuracy:.0%}), {measured['seconds']:.0f} s"
+                    f"Warming up a tiny model: step {measured['step']:.0f}, {measured['accuracy']:.0%} of samples "
+                    f"right (stops at {warmup.target_accuracy:.0%}), {measured['seconds']:.0f} s"
                 )
                 status.update(text)
                 if not console.is_terminal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gtpo_verl.tasks import arithmetic
+from gtpo_verl.tasks import arithmetic, reasoning
 
 # What a response without a readable answer is said to predict; not empty, so that majority votes can count it.
 NO_ANSWER = "<none>"
@@ -42,7 +42,14 @@ def compute_score(
         answer = arithmetic.extract_answer(solution_str)
         right = answer is not None and answer == ground_truth
         return _result(float(right), float(right), answer)
-    raise ValueError(f"no reward is known for data_source {data_source!r}; known: {arithmetic.DATA_SOURCE}")
+    if data_source.startswith(reasoning.DATA_SOURCE_PREFIX):
+        score, answer = reasoning.score(data_source, solution_str, extra_info)
+        # Verifiers give a little for a wrong answer in the right form, and 1 for nothing but a right one.
+        return _result(score, float(score >= 1.0), answer)
+    raise ValueError(
+        f"no reward is known for data_source {data_source!r}; known are {arithmetic.DATA_SOURCE} and "
+        f"{reasoning.DATA_SOURCE_PREFIX}<task>"
+    )
 
 
 def _result(score: float, acc: float, answer: str | None) -> dict[str, float | str]:

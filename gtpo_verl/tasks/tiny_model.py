@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
@@ -61,7 +62,7 @@ class WarmupConfig:
     learning_rate: float = 6e-3
     rise_steps: int = 20
     batch_size: int = 32
-    target_accuracy: float = 0.40
+    target_accuracy: float = 0.38
     acceptable: tuple[float, float] = (0.30, 0.60)
     probe_every: int = 20
     probe_problems: int = 256
@@ -154,7 +155,7 @@ def sample(
     for row, ids in enumerate(encoded):
         input_ids[row, width - len(ids) :] = torch.tensor(ids)
         attention_mask[row, width - len(ids) :] = 1
-    output = model.generate(
+    output: Any = model.generate(  # type: ignore[misc]
         input_ids=input_ids,
         attention_mask=attention_mask,
         max_new_tokens=max_new_tokens,
@@ -172,7 +173,7 @@ def sample(
     for ids, row in zip(replies, entropy, strict=True):
         ended = (ids == tokenizer.eos_token_id).nonzero()
         length = int(ended[0]) + 1 if len(ended) else len(ids)
-        texts.append(tokenizer.decode(ids[:length], skip_special_tokens=True))
+        texts.append(str(tokenizer.decode(ids[:length], skip_special_tokens=True)))
         lengths.append(length)
         entropies.append(row[:length].mean().item())
     return Samples(texts, lengths, entropies)
@@ -219,7 +220,10 @@ def warm_up(
     # Muon needs several times fewer steps here than AdamW, which keeps the rest: embeddings, biases, norms.
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [Muon(matrices, lr=config.learning_rate), torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)]
+    optimizers = [
+        Muon(matrices, lr=config.learning_rate),
+        torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
     batches = _batches(tokenizer, arithmetic.corpus(seed, task), config.batch_size)
     started, cpu_started = time.monotonic(), time.process_time()
     history: list[dict[str, float]] = []

@@ -26,6 +26,7 @@ def install() -> None:
     cpu.install()
     wrapt.register_post_import_hook(_algorithms, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_trainer, "verl.trainer.ppo.v1.trainer_sync")
+    wrapt.register_post_import_hook(_engines, "verl.workers.engine.fsdp.transformer_impl")
 
 
 def _algorithms(_: ModuleType) -> None:
@@ -40,6 +41,12 @@ def _trainer(_: ModuleType) -> None:
     from gtpo_verl.verl_plugin.trainer import install_trainer
 
     install_trainer()
+
+
+def _engines(_: ModuleType) -> None:
+    from gtpo_verl.verl_plugin.engine import register_engines
+
+    register_engines()
 
 
 def check_registration() -> None:

@@ -34,20 +34,15 @@ def _policy_loss(name: str) -> Any:
             loss_agg_mode: not used, the method fixes over what its loss is a mean.
             config: the actor's configuration; `clip_ratio_low`, `clip_ratio_high` and `global_batch_info` are read.
         """
-        if config is None:
-            raise ValueError(
-                f"loss_mode={name} needs the actor's configuration, for clip_ratio_low and clip_ratio_high"
-            )
-        clip = _get(config, "clip_ratio")
-        low, high = _get(config, "clip_ratio_low"), _get(config, "clip_ratio_high")
+        low, high = _clip_range(config)
         info = _get(config, "global_batch_info") or {}
         return LOSSES[name](
             log_prob=log_prob,
             old_log_prob=old_log_prob,
             advantages=advantages,
             response_mask=response_mask,
-            clip_low=clip if low is None else low,
-            clip_high=clip if high is None else high,
+            clip_low=low,
+            clip_high=high,
             rollout_is_weights=rollout_is_weights,
             global_batch=GlobalBatch(
                 dp_size=info.get("dp_size") or 1,
@@ -58,6 +53,16 @@ def _policy_loss(name: str) -> Any:
 
     policy_loss.__name__ = policy_loss.__qualname__ = name
     return policy_loss
+
+
+def _clip_range(config: Any) -> tuple[float, float]:
+    """`clip_ratio_low` and `clip_ratio_high`, or `clip_ratio` where they are null, as verl reads them."""
+    either = _get(config, "clip_ratio")
+    low, high = (_get(config, f"clip_ratio_{side}") for side in ("low", "high"))
+    low, high = either if low is None else low, either if high is None else high
+    if low is None or high is None:
+        raise ValueError("the actor's configuration must give clip_ratio_low and clip_ratio_high, or clip_ratio")
+    return low, high
 
 
 def _get(config: Any, key: str) -> Any:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gtpo_verl.launch.run_info import VARIABLE, RunInfo
 from gtpo_verl.verl_plugin import cpu, hooks
+from gtpo_verl.verl_plugin.engine import engine_environment
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -27,37 +29,54 @@ def main(config: DictConfig) -> None:
     signal.signal(signal.SIGTERM, _stop)
     _die_with_supervisor()
     terminal = os.fdopen(os.dup(2), "w", buffering=1)
+    info = None
     try:
-        info = prepare(config)
+        prepare(config)
+        info = check(config)
         if info.finished:
-            print(f"{info.name}: all {info.total_steps} steps are done (trainer.resume_mode=disable starts over)")
+            print(
+                f"{info.name}: all {info.total_steps} steps are done (trainer.resume_mode=disable starts over)",
+                file=terminal,
+            )
             return
-        _redirect_output(Path(info.log))
-        print(OmegaConf.to_yaml(config), flush=True)
         train(config)
     except Exception as error:
-        traceback.print_exc()
         cause = root_cause(error)
+        if info is not None:
+            traceback.print_exc()  # into the log; the terminal gets one line
+        elif not isinstance(cause, ValueError | OSError | RuntimeError):
+            traceback.print_exc(file=terminal)  # no refusal of ours
         print(f"error: {type(cause).__name__}: {cause}", file=terminal)
         sys.exit(1)
 
 
-def prepare(config: DictConfig) -> RunInfo:
-    """Everything before Ray: environment, task, checks. Resolves `config` in place and publishes where the run writes.
+def prepare(config: DictConfig) -> None:
+    """Sets the environment up, makes the task's model and data, and resolves `config` in place.
 
     Raises:
-        ValueError, OSError, RuntimeError: naming the key, file or missing registration.
+        ValueError: naming the key.
     """
     settings = RecipeSettings.from_config(config)
     for name, value in settings.env.items():
         os.environ.setdefault(name, value)
+    os.environ.update(engine_environment(settings.fused_entropy))
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, "metrics.jsonl").absolute()))
     cpu.install()
     if settings.task is not None:
-        fill_in_task(config, settings)
+        fill_in_task(config, settings.task, settings.cache_dir)
     OmegaConf.resolve(config)
-    run_dir = Path(settings.run_dir).absolute()
-    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(run_dir / "metrics.jsonl"))
 
+
+def check(config: DictConfig) -> RunInfo:
+    """Refuses what cannot work, before Ray starts. Where all is well, says where the run writes and opens its log.
+
+    Raises:
+        ValueError, OSError, RuntimeError: naming the key, file or missing registration.
+    """
+    temporary = os.environ.get("GTPO_VERL_TMP")
+    early_log = Path(temporary, "driver.log") if temporary else None
+    if early_log is not None:
+        _redirect_output(early_log)  # verl greets with a page of warnings; a refused run leaves no log
     hooks.check_registration()
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -66,33 +85,39 @@ def prepare(config: DictConfig) -> RunInfo:
     from gtpo_verl.verl_plugin.checks import check_config
     from gtpo_verl.verl_plugin.preflight import preflight
 
+    settings = RecipeSettings.from_config(config)
     auto_set_device(config)
     check_config(config)
     preflight(config, settings)
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    try:
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, TypeError, InstantiationException) as error:
+        raise ValueError(f"verl refuses the configuration: {error}") from error
 
-    run_dir.mkdir(parents=True, exist_ok=True)
-    total_steps = config.trainer.total_training_steps
+    run_dir = Path(settings.run_dir).absolute()
+    checkpoints = Path(config.trainer.default_local_dir).absolute()
     info = RunInfo(
         name=config.trainer.experiment_name,
         run_dir=str(run_dir),
         log=str(run_dir / "train.log"),
         metrics=os.environ["VERL_FILE_LOGGER_PATH"],
-        checkpoints=str(Path(config.trainer.default_local_dir).absolute()),
-        total_steps=total_steps,
-        finished=config.trainer.resume_mode == "auto"
-        and total_steps is not None
-        and last_checkpoint(Path(config.trainer.default_local_dir)) >= total_steps,
+        checkpoints=str(checkpoints),
+        total_steps=config.trainer.total_training_steps,
+        resumed_step=last_checkpoint(checkpoints) if config.trainer.resume_mode == "auto" else 0,
     )
+    run_dir.mkdir(parents=True, exist_ok=True)
     info.publish()
+    _redirect_output(Path(info.log))
+    if early_log is not None:
+        print(early_log.read_text(), flush=True)
     return info
 
 
-def fill_in_task(config: DictConfig, settings: RecipeSettings) -> None:
+def fill_in_task(config: DictConfig, task: str, cache_dir: str) -> None:
     """Prepares (or finds in the cache) `gtpo_verl.task`; fills in the model and data that the user did not name."""
     from gtpo_verl import tasks
 
-    prepared = tasks.prepare(settings.task, Path(settings.cache_dir), seed=config.data.seed)
+    prepared = tasks.prepare(task, Path(cache_dir))
     with open_dict(config):
         for key, value in (
             ("actor_rollout_ref.model.path", prepared.model),
@@ -108,9 +133,9 @@ def train(config: DictConfig) -> None:
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-    forwarded = {**config.gtpo_verl.env, "VERL_FILE_LOGGER_PATH": os.environ["VERL_FILE_LOGGER_PATH"]}
+    forwarded = [*config.gtpo_verl.env, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
     with open_dict(config):
-        env_vars = {name: os.environ[name] for name in forwarded if name in os.environ}
+        env_vars = {name: os.environ[name] for name in forwarded}
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", env_vars, merge=True)
 
     verl_task_runner: Any = TaskRunnerV1.__ray_metadata__.modified_class  # type: ignore[attr-defined]

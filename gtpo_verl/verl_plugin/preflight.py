@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig
 
-from gtpo_verl.tasks.data import check_data_file
+from gtpo_verl.tasks.data_files import check_data_file
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 

@@ -9,7 +9,7 @@ LOG_VOCABULARY = math.log(152_064)
 
 
 def entropies(rng, count):
-    """Nats in float32: exact zeros, values down to 1e-12, and up to that of a uniform distribution over a vocabulary."""
+    """Nats in float32: exact zeros, values from 1e-12 on, and up to those of a uniform distribution."""
     values = 10.0 ** rng.uniform(-12, math.log10(LOG_VOCABULARY), count)
     values[rng.random(count) < 0.15] = 0.0
     values[rng.random(count) < 0.05] = LOG_VOCABULARY
@@ -56,7 +56,7 @@ def flat(rows, dtype=torch.float32):
 
 
 def padded(rows, width=None, holes=None, fill=0.0):
-    """`entropy`, `response_mask`, `index` and `success`; `holes` (a random generator) scatters the tokens over the row."""
+    """`entropy`, `response_mask`, `index` and `success`; with `holes`, a random generator, tokens stand anywhere."""
     longest = max((len(row["entropy"]) for row in rows), default=0)
     width = longest if width is None else width
     entropy = torch.full((len(rows), width), fill)

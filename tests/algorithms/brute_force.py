@@ -1,7 +1,7 @@
 """The paper in plain Python floats and loops, written from its equations: shares no code with `gtpo_verl`.
 
-A row is one response: `{"uid": ..., "success": bool, "entropy": [nats of each of its tokens]}`. Options are nested dicts
-with the keys of `algorithm.gtpo`; those left out have the documented defaults.
+A row is one response: `{"uid": ..., "success": bool, "entropy": [nats of each of its tokens]}`. Options are nested
+dicts with the keys of `algorithm.gtpo`; those left out have the documented defaults.
 """
 
 import math
@@ -58,7 +58,7 @@ def advantages(estimator, rows, options):
         shaper = token_rewards if estimator.startswith("gtpo") else sequence_rewards
         rewards.update(shaper(estimator, rows, right, wrong, o))
 
-    pools = list(groups.values()) if o["normalize"]["scope"] == "group" else [sum(groups.values(), [])]
+    pools = list(groups.values()) if o["normalize"]["scope"] == "group" else [[i for g in groups.values() for i in g]]
     for pool in pools:
         pool = set(pool)
         items = {item: pair for item, pair in rewards.items() if item[0] in pool}
@@ -209,9 +209,7 @@ def loss(name, rows, low, high):
         if not log_ratios:
             continue
         if name == "gtpo":
-            terms += [
-                objective(math.exp(clamped(x)), a) for x, a in zip(log_ratios, row["advantages"], strict=True)
-            ]
+            terms += [objective(math.exp(clamped(x)), a) for x, a in zip(log_ratios, row["advantages"], strict=True)]
             continue
         if name == "grpo_s":
             w = sum(math.exp(clamped(x)) for x in log_ratios) / len(log_ratios)

@@ -1,4 +1,4 @@
-"""Each patch is needed (the unpatched library fails) and works. A failure of a `needed` test means: remove the patch."""
+"""Each patch is needed (the unpatched library fails) and works. A `needed` test that fails means: remove the patch."""
 
 import os
 import socket

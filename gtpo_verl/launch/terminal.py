@@ -1,0 +1,35 @@
+"""What a person sees of a run: where its log is, a progress bar, and how it ended."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gtpo_verl.launch.run_info import RunInfo
+from gtpo_verl.launch.supervisor import run_training
+from gtpo_verl.report.progress import ProgressDisplay
+
+
+def train_with_progress(overrides: Sequence[str], console: Console | None = None) -> tuple[int, RunInfo | None]:
+    """Trains with Hydra `overrides`, showing progress; exit code and whereabouts as `supervise` returns them."""
+    console = console or Console()
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            console.print(text, highlight=False, soft_wrap=True)
+
+    with ProgressDisplay(console) as display:
+
+        def watch(info: RunInfo) -> None:
+            if info.finished:
+                return
+            say(f"{info.name}: log {info.log}")
+            display.update(info.name, Path(info.metrics), info.total_steps, info.resumed_step)
+
+        code, info = run_training(overrides, watch)
+    if info is not None and code != 0:
+        ending = f"stopped by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
+        say(f"{info.name}: {ending}; log {info.log}; the same command resumes from {info.checkpoints}")
+    return code, info

@@ -1,0 +1,27 @@
+"""Where no group ever differs, training stops and says why instead of sampling for ever."""
+
+import pytest
+from training_run import SMALL, Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NEVER_RIGHT = (
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n"
+    '    return {"score": 0.0, "acc": 0.0}\n'
+)
+
+
+def test_stops_after_max_num_gen_batches(run: Run) -> None:
+    (run.folder / "reward.py").write_text(NEVER_RIGHT)
+    run.start(
+        *SMALL,
+        "algorithm=gtpo_v1",
+        "trainer.total_training_steps=2",
+        "algorithm.filter_groups.max_num_gen_batches=2",
+        "reward.custom_reward_function.path=reward.py",
+    )
+    assert run.wait() == 1, run.terminal
+    for words in ("8 groups tried", "with acc = 0", "algorithm.filter_groups.max_num_gen_batches"):
+        assert words in run.terminal, run.terminal
+    assert "train.log" in run.terminal
+    run.assert_nothing_left()

@@ -1,0 +1,99 @@
+"""What cannot work is refused before Ray starts: one line that names the key or file, exit code 1, nothing left."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from training_run import SMALL, Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+NO_ACC = (
+    'def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n    return {"score": 1.0}\n'
+)
+BROKEN = (
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n    return solution_str[7]\n"
+)
+
+
+def data_without(column: str, folder: Path) -> str:
+    row = {
+        "data_source": "x",
+        "prompt": [{"role": "user", "content": "1+1="}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"split": "train", "index": 0},
+    }
+    path = folder / f"without_{column}.parquet"
+    pd.DataFrame([{key: value for key, value in row.items() if key != column}] * 8).to_parquet(path)
+    return str(path)
+
+
+def reward(code: str, folder: Path) -> str:
+    path = folder / "reward.py"
+    path.write_text(code)
+    return str(path)
+
+
+# name: (overrides, given the test's folder; environment; what the message must name)
+CASES = {
+    "plugin not registered": (lambda _: [], {"VERL_USE_EXTERNAL_PLUGINS": "none"}, ["VERL_USE_EXTERNAL_PLUGINS=none"]),
+    "reward without acc": (
+        lambda folder: [f"reward.custom_reward_function.path={reward(NO_ACC, folder)}"],
+        {},
+        ["`acc`", "algorithm.gtpo.success.key", "reward.py"],
+    ),
+    "reward that fails": (
+        lambda folder: [f"reward.custom_reward_function.path={reward(BROKEN, folder)}"],
+        {},
+        ["IndexError", "reward.py"],
+    ),
+    "no entropies in bypass mode": (
+        lambda _: ["algorithm.rollout_correction.bypass_mode=true"],
+        {},
+        ["algorithm.rollout_correction.bypass_mode"],
+    ),
+    "kl in reward": (lambda _: ["algorithm.use_kl_in_reward=true"], {}, ["algorithm.use_kl_in_reward"]),
+    "asynchronous trainer": (
+        lambda _: ["trainer.v1.trainer_mode=colocate_async"],
+        {},
+        ["trainer.v1.trainer_mode=colocate_async"],
+    ),
+    "old trainer": (lambda _: ["trainer.use_v1=false"], {}, ["trainer.use_v1"]),
+    "unknown key of the method": (lambda _: ["+algorithm.gtpo.alhpa=0.2"], {}, ["algorithm.gtpo.alhpa"]),
+    "unknown key of the recipe": (lambda _: ["+gtpo_verl.rundir=x"], {}, ["gtpo_verl.rundir"]),
+    "unknown key of verl": (lambda _: ["trainer.total_steps=3"], {}, ["total_steps"]),
+    "unknown key of the actor": (lambda _: ["+actor_rollout_ref.actor.colour=red"], {}, ["colour"]),
+    "value out of range": (lambda _: ["algorithm.gtpo.alpha=-1"], {}, ["algorithm.gtpo.alpha"]),
+    "unknown algorithm": (lambda _: ["algorithm=gtpo_v9"], {}, ["gtpo_v9", "gtpo_v1"]),
+    "unknown task": (lambda _: ["gtpo_verl.task=chess"], {}, ["gtpo_verl.task=chess"]),
+    "data without prompts": (
+        lambda folder: [f"data.train_files={data_without('prompt', folder)}"],
+        {},
+        ["without_prompt.parquet", "prompt"],
+    ),
+    "data without ground truth": (
+        lambda folder: [f"data.val_files={data_without('reward_model', folder)}"],
+        {},
+        ["without_reward_model.parquet", "reward_model"],
+    ),
+    "no such data": (lambda _: ["data.train_files=nowhere.parquet"], {}, ["data.train_files", "nowhere.parquet"]),
+    "no such model": (
+        lambda _: ["actor_rollout_ref.model.path=./nowhere"],
+        {},
+        ["actor_rollout_ref.model.path=./nowhere"],
+    ),
+    "disk too full": (lambda _: ["gtpo_verl.min_free_disk_gib=1e9"], {}, ["gtpo_verl.min_free_disk_gib", "GiB free"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused(case: str, run: Run) -> None:
+    overrides, environment, named = CASES[case]
+    run.start(*SMALL, "algorithm=gtpo_v1", *overrides(run.folder), **environment)
+    assert run.wait(timeout=200) == 1, run.terminal
+    for words in named:
+        assert words in run.terminal, run.terminal
+    assert "Traceback" not in run.terminal
+    assert "Started a local Ray instance" not in run.terminal
+    run.assert_nothing_left()

@@ -1,0 +1,24 @@
+"""Every preset of `configs/algorithm` trains: two real steps each."""
+
+from pathlib import Path
+
+import pytest
+from training_run import ROOT, SMALL, Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+PRESETS = sorted(path.stem for path in Path(ROOT, "configs/algorithm").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_trains(preset: str, run: Run) -> None:
+    run.start(*SMALL, f"algorithm={preset}", "trainer.total_training_steps=2")
+    assert run.wait() == 0, run.terminal
+    run.assert_nothing_left()
+    assert run.steps() == [1, 2]
+    for record in run.metrics():
+        data = record["data"]
+        assert data["actor/grad_norm"] > 0
+        if preset != "dapo":
+            assert data["gtpo/zero_advantage_frac"] < 1
+            assert 0 < data["actor/entropy"] < 7

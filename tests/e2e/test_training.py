@@ -1,0 +1,73 @@
+"""Real steps through Ray, FSDP2 with two ranks and vLLM: what reaches the actor, and what survives a kill."""
+
+import signal
+
+import brute_force  # the second implementation, from the paper, in plain floats
+import pytest
+import torch
+from training_run import SMALL, Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+TWO_RANKS = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=4", "trainer.save_freq=1"]
+
+
+def assert_same_probabilities(data: dict) -> None:
+    """vLLM and the actor give each sampled token the same probability, but for the rounding of fp32 on both sides."""
+    assert data["training/rollout_probs_diff_mean"] < 1e-6
+    assert data["training/rollout_probs_diff_max"] < 3e-5
+
+
+def assert_advantages_follow_from_entropies(dump: dict) -> None:
+    rows = [
+        {
+            "uid": uid,
+            "success": reward["acc"] > 0.5,
+            "entropy": entropy[mask != 0].tolist(),
+        }
+        for uid, reward, entropy, mask in zip(
+            dump["uid"], dump["reward"], dump["entropy"], dump["response_mask"], strict=True
+        )
+    ]
+    expected = brute_force.advantages("gtpo_v1", rows, {})
+    for got, mask, want in zip(dump["advantages"], dump["response_mask"], expected, strict=True):
+        torch.testing.assert_close(got[mask != 0], torch.tensor(want), atol=1e-5, rtol=1e-5)
+        assert (got[mask == 0] == 0).all()
+
+
+def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
+    overrides = [*SMALL, *TWO_RANKS, "algorithm=gtpo_v1", "gtpo_verl.token_dump_dir=tokens"]
+    run.start(*overrides)
+    run.wait_until(lambda: len(run.steps()) >= 2)
+    assert len(run.processes()) > 5
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM
+    run.assert_nothing_left()
+    trained = run.steps()
+    assert trained == list(range(1, len(trained) + 1))
+
+    run.start(*overrides)
+    assert run.wait() == 0, run.terminal
+    run.assert_nothing_left()
+    assert run.steps() == [1, 2, 3, 4]
+    assert "step 4/4" in run.terminal
+
+    dumps = sorted((run.folder / "tokens").glob("step_*.pt"))
+    assert len(dumps) == 4
+    for dump in dumps:
+        assert_advantages_follow_from_entropies(torch.load(dump, weights_only=False))
+    for record in run.metrics():
+        assert_same_probabilities(record["data"])
+        assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
+
+
+def test_dapo_takes_three_steps_on_two_ranks(run: Run) -> None:
+    run.folder /= "a checkout with a long path " + "x" * 150  # too long for the path of any socket
+    run.folder.mkdir()
+    run.start(*SMALL, "algorithm=dapo", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=3")
+    assert run.wait() == 0, run.terminal
+    run.assert_nothing_left()
+    assert run.steps() == [1, 2, 3]
+    for record in run.metrics():
+        assert_same_probabilities(record["data"])
+        assert record["data"]["actor/grad_norm"] > 0
