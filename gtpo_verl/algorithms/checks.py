@@ -28,9 +28,14 @@ _USERS = {
 
 
 def unused_keys(estimator: str, config: GtpoConfig) -> list[str]:
-    """Full names of the keys that were set to other than their default, though the estimator does not use them."""
+    """Full names of the keys that were set to other than their default, though the estimator does not use them.
+
+    The details of a length penalty that is off are not named: where it begins belongs to a task, not to an estimator.
+    """
     resolved = lookup(estimator).resolve(config)
     unused = {key for key, users in _USERS.items() if estimator not in users}
+    if not config.length_penalty.enable:
+        unused.discard("length_penalty")
     if resolved.clip.enable:
         unused.add("alpha")
     else:

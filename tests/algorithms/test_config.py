@@ -149,7 +149,8 @@ def test_the_maximum_can_be_filled_in():
         ("gtpo_v2", {"clip": {"kappa": 1.5}, "alpha": 0.3}, ["alpha"]),
         ("gtpo_v2", {"clip": {"enable": False}, "alpha": 0.3}, []),
         ("gtpo_v3", {"clip": {"enable": True}, "sequence_entropy": "geometric"}, ["clip.enable", "sequence_entropy"]),
-        ("grpo_s_v1", {"relative_to": "group", "length_penalty": {"on": "all"}}, ["length_penalty.on", "relative_to"]),
+        ("grpo_s_v1", {"relative_to": "group", "length_penalty": {"buffer": 32}}, ["relative_to"]),
+        ("grpo_s_v1", {"length_penalty": {"enable": True}}, ["length_penalty.enable"]),
         ("grpo_s_v3", {"beta": 0.2, "beta1": 2.0, "normalize": {"over": "all"}}, ["beta"]),
     ],
 )
