@@ -14,7 +14,7 @@ from gtpo_verl.algorithms.normalization import basis, moments_of_sides, standard
 from gtpo_verl.algorithms.shaping import Shaped, length_penalty
 
 # Of more tokens than this, percentiles are those of an even sample: to sort them all would be slower than all the rest.
-PERCENTILE_TOKENS = 2**20
+PERCENTILE_TOKENS = 2**17
 PERCENTILES = (10, 50, 90)
 
 

@@ -1,0 +1,28 @@
+"""The main job with the real pretrained model: both algorithms, checkpoints, and the figure of both curves."""
+
+from pathlib import Path
+
+import pytest
+from training_run import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def test_quickstart_with_smollm2(run: Run) -> None:
+    overrides = ["model=smollm2", "trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.save_freq=2"]
+    run.start(*overrides, command="quickstart")
+    assert run.wait(timeout=1700) == 0, run.terminal
+    run.assert_nothing_left()
+    for name in ("dapo", "gtpo_v1"):
+        folder = run.folder / "runs/smollm2" / f"{name}-seed1"
+        assert (folder / "checkpoints/global_step_2/actor/model_world_size_1_rank_0.pt").exists()
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3  # validation before training, two steps
+        assert str(folder / "metrics.jsonl") in run.terminal
+        assert str(folder / "checkpoints") in run.terminal
+    for record in run.metrics():
+        if record["step"] > 0:
+            assert record["data"]["training/rollout_probs_diff_mean"] < 1e-4
+    curves = run.folder / "runs/smollm2/report/curves.png"
+    assert str(curves) in run.terminal
+    assert curves.read_bytes().startswith(b"\x89PNG")
+    assert Path(curves).with_suffix(".svg").exists()
