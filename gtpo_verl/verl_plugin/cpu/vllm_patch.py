@@ -1,19 +1,43 @@
 """Entry point of group `vllm.general_plugins`: vLLM calls `apply` in each of its processes."""
 
+import os
+import random
+
+# Below Linux's ephemeral ports (32768 and up), which outgoing connections take without asking.
+_PORTS = range(10_000, 30_000)
+_CHOSEN = "GTPO_VERL_CHOSEN_VLLM_PORT"
+
 
 def apply() -> None:
-    """Keeps linear layers reloadable on CPU.
-
-    With oneDNN, vllm/model_executor/layers/utils.py (`dispatch_cpu_unquantized_gemm`) packs every linear layer after
-    loading and replaces `layer.weight` by an empty parameter without `weight_loader`; verl's next weight sync then
-    fails. Without it vLLM multiplies by the live weight, which can be loaded again any number of times.
-    """
+    """What vLLM needs on verl's platform `cpu`; does nothing to any other vLLM."""
     from gtpo_verl.launch.shared_memory import name_after_run
     from gtpo_verl.verl_plugin import cpu
 
     name_after_run()
     if not cpu.enabled():
         return
+    keep_linear_layers_reloadable()
+    choose_port()
+
+
+def keep_linear_layers_reloadable() -> None:
+    """Turns oneDNN off.
+
+    With it, vllm/model_executor/layers/utils.py (`dispatch_cpu_unquantized_gemm`) packs every linear layer after
+    loading and replaces `layer.weight` by an empty parameter without `weight_loader`; verl's next weight sync then
+    fails. Without it vLLM multiplies by the live weight, which can be loaded again any number of times.
+    """
     import vllm._custom_ops
 
     vllm._custom_ops._supports_onednn = False
+
+
+def choose_port() -> None:
+    """Gives this process a VLLM_PORT of its own, unless the user chose one.
+
+    vllm/v1/executor/multiproc_executor.py asks the kernel for a free, ephemeral port and binds it only when its worker
+    has started, many seconds later on a slow machine; any connection of Ray's may have taken it by then.
+    """
+    inherited = os.environ.get(_CHOSEN)
+    if os.environ.get("VLLM_PORT") == inherited:
+        os.environ["VLLM_PORT"] = os.environ[_CHOSEN] = str(random.SystemRandom().choice(_PORTS))

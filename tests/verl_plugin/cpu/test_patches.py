@@ -114,3 +114,33 @@ def test_vllm_version_of_the_cpu_build() -> None:
     name = run(code, VERL_PLATFORM="cpu").stdout.split()
     assert name == [name[1] + "+cpu", name[1]]
     assert "PackageNotFoundError" in run(code).stderr
+
+
+PORT = """
+    import os
+    from vllm.plugins import load_general_plugins
+    load_general_plugins()
+    from vllm.utils.network_utils import get_open_port
+    print("port", get_open_port(), os.environ.get("VLLM_PORT"))
+"""
+
+
+def port(result: subprocess.CompletedProcess) -> tuple[int, str]:
+    _, number, variable = next(line for line in result.stdout.splitlines() if line.startswith("port")).split()
+    return int(number), variable
+
+
+def test_vllm_takes_an_ephemeral_port_without_our_platform() -> None:
+    number, variable = port(run(PORT))
+    assert number >= 32768
+    assert variable == "None"
+
+
+def test_each_vllm_process_takes_a_port_that_no_connection_takes() -> None:
+    first, chosen = port(run(PORT, VLLM_PORT="12345", GTPO_VERL_CHOSEN_VLLM_PORT="12345", VERL_PLATFORM="cpu"))
+    assert first < 32768
+    assert chosen != "12345"  # the parent's choice is not the child's
+
+
+def test_the_users_vllm_port_is_kept() -> None:
+    assert port(run(PORT, VLLM_PORT="23456", VERL_PLATFORM="cpu"))[1] == "23456"
