@@ -74,10 +74,12 @@ def test_flat(estimator, case):
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@given(case=cases(largest_group=64, longest=300))
-@settings(max_examples=6)
-def test_large_groups_and_long_responses(estimator, case):
-    rows, options, _ = case
+@pytest.mark.parametrize("scope", ["group", "batch"])
+@pytest.mark.parametrize("how", [("position", "arithmetic"), ("response", "geometric"), ("group", "arithmetic")])
+def test_large_groups_and_long_responses(estimator, scope, how):
+    """Hypothesis prefers small batches: this one has groups of up to 64 and responses of up to 300 tokens."""
+    rows = random_rows(0, [64, 31, 1, 16], 300)
+    options = {"relative_to": how[0], "sequence_entropy": how[1], "normalize": {"scope": scope}}
     assert_matches(compute_advantages(estimator, *flat(rows), options).advantages, rows, estimator, options)
 
 
