@@ -9,4 +9,8 @@ if [ "${1:-}" = --all ]; then markers="not gpu"; shift; fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy gtpo_verl recipe benchmarks
-exec .venv/bin/python -m pytest -m "$markers" "$@"
+# With arguments of one's own, one pytest; else two processes for what needs no whole machine, then the training runs.
+if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest -m "$markers" "$@"; fi
+export OMP_NUM_THREADS=1
+.venv/bin/python -m pytest -n 2 -m "$markers and not e2e"
+.venv/bin/python -m pytest -m "$markers and e2e" --durations=0

@@ -72,12 +72,13 @@ def probe_reward(config: DictConfig) -> None:
     from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig
 
     function = get_custom_reward_fn(config)
-    wanted = {}
+    wanted: dict[str, list[str]] = {}  # metric: the keys that ask for it
     if config.algorithm.adv_estimator in ESTIMATORS:
-        wanted[GtpoConfig.from_any(config.algorithm.get("gtpo")).success.key] = "algorithm.gtpo.success.key"
+        success = GtpoConfig.from_any(config.algorithm.get("gtpo")).success
+        wanted.setdefault(success.key, []).append("algorithm.gtpo.success.key")
     filter_groups = config.algorithm.get("filter_groups")
     if filter_groups is not None and filter_groups.enable and filter_groups.metric not in ("reward", "score"):
-        wanted[filter_groups.metric] = "algorithm.filter_groups.metric"
+        wanted.setdefault(filter_groups.metric, []).append("algorithm.filter_groups.metric")
     if function is None or inspect.iscoroutinefunction(getattr(function, "args", [function])[0]) or not wanted:
         return
     files = config.data.train_files
@@ -95,6 +96,7 @@ def probe_reward(config: DictConfig) -> None:
         raise ValueError(f"{where} fails on the first row of {first}: {type(error).__name__}: {error}") from error
     # A plain number is what verl's reward managers call `acc` themselves.
     given = list(result) if isinstance(result, dict) else ["acc"]
-    for metric, key in wanted.items():
+    for metric, keys in wanted.items():
         if metric not in given:
-            raise ValueError(f"{where} returns {', '.join(given)} but no `{metric}`, which {key} asks for")
+            asked = " and ".join(keys)
+            raise ValueError(f"{where} returns {', '.join(given)} but no `{metric}`, which {asked} asks for")

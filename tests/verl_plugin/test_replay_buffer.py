@@ -1,4 +1,4 @@
-"""The bound on dynamic sampling, on verl's own replay buffer (a run that hits it: tests/e2e/test_dynamic_sampling.py)."""
+"""The bound on dynamic sampling, on verl's own replay buffer; test_dynamic_sampling.py is a run that hits it."""
 
 from collections import Counter
 
