@@ -8,6 +8,17 @@ from training_run import SMALL, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
+# One of each stage: composing, registration, configuration, reward, data, disk. Each costs an import of verl.
+QUICK = {
+    "plugin not registered",
+    "reward without acc",
+    "no entropies in bypass mode",
+    "unknown key of the method",
+    "data without prompts",
+    "no such model",
+    "disk too full",
+}
+
 NO_ACC = (
     'def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n    return {"score": 1.0}\n'
 )
@@ -87,7 +98,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_refused(case: str, run: Run) -> None:
     overrides, environment, named = CASES[case]
     run.start(*SMALL, "algorithm=gtpo_v1", *overrides(run.folder), **environment)

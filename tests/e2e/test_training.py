@@ -61,6 +61,7 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
         assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
 
 
+@pytest.mark.slow
 def test_dapo_takes_three_steps_on_two_ranks(run: Run) -> None:
     run.folder /= "a checkout with a long path " + "x" * 150  # too long for the path of any socket
     run.folder.mkdir()
