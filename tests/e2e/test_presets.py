@@ -1,4 +1,4 @@
-"""Every preset of `configs/algorithm` trains: two real steps each."""
+"""Every other preset of `configs/algorithm` trains: two real steps each."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ from training_run import ROOT, SMALL, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
-PRESETS = sorted(path.stem for path in Path(ROOT, "configs/algorithm").glob("*.yaml"))
+TRAINED_ELSEWHERE = {"dapo", "gtpo_v1"}  # test_training.py, test_quickstart.py
+PRESETS = sorted({path.stem for path in Path(ROOT, "configs/algorithm").glob("*.yaml")} - TRAINED_ELSEWHERE)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -19,6 +20,5 @@ def test_trains(preset: str, run: Run) -> None:
     for record in run.metrics():
         data = record["data"]
         assert data["actor/grad_norm"] > 0
-        if preset != "dapo":
-            assert data["gtpo/zero_advantage_frac"] < 1
-            assert 0 < data["actor/entropy"] < 7
+        assert data["gtpo/zero_advantage_frac"] < 1
+        assert 0 < data["actor/entropy"] < 7
