@@ -26,20 +26,25 @@ def composed():
         yield lambda *overrides: compose("train", list(overrides))
 
 
-@pytest.mark.parametrize(("algorithm", "model"), list(product(options("algorithm"), options("model"))))
-def test_composes_and_is_sound(composed, algorithm: str, model: str) -> None:
+CHOICES = [
+    *({"algorithm": algorithm} for algorithm in options("algorithm")),
+    *({"model": model, "scale": scale} for model, scale in product(options("model"), options("scale"))),
+]
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=lambda choices: "-".join(choices.values()))
+def test_composes_and_is_sound(composed, choices: dict[str, str]) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     from gtpo_verl.verl_plugin.checks import check_config
 
-    for scale in options("scale"):
-        config = composed(f"algorithm={algorithm}", f"model={model}", f"scale={scale}")
-        if config.actor_rollout_ref.model.path is None:
-            config.actor_rollout_ref.model.path = config.data.train_files = config.data.val_files = "from_the_task"
-        OmegaConf.resolve(config)
-        assert check_config(config) == []
-        validate_config(config, need_reference_policy(config), need_critic(config))
+    config = composed(*(f"{group}={option}" for group, option in choices.items()))
+    if config.actor_rollout_ref.model.path is None:
+        config.actor_rollout_ref.model.path = config.data.train_files = config.data.val_files = "from_the_task"
+    OmegaConf.resolve(config)
+    assert check_config(config) == []
+    validate_config(config, need_reference_policy(config), need_critic(config))
 
 
 def test_every_file_is_reached() -> None:
