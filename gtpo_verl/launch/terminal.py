@@ -31,5 +31,7 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
         code, info = run_training(overrides, watch)
     if info is not None and code != 0:
         ending = f"stopped by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
-        say(f"{info.name}: {ending}; log {info.log}; the same command resumes from {info.checkpoints}")
+        say(
+            f"{info.name}: {ending}; log {info.log}; the same command goes on from the last checkpoint, if there is one"
+        )
     return code, info
