@@ -160,7 +160,7 @@ def _sequence_loss(
 def _weight_of_response(weights: Tensor, tokens: _Tokens) -> Tensor:
     mean = tokens.mean(tokens.masked(weights))
     deviation = tokens.masked(weights - mean[:, None]).abs()
-    if (deviation > 1e-5 * mean.abs()[:, None]).any():
+    if not (deviation <= 1e-5 * mean.abs()[:, None]).all():  # NaN compares as false: it is refused too
         raise ValueError(
             "rollout_is_weights must be constant within a response for the losses grpo_s and grpo_s_geometric: "
             "set algorithm.rollout_correction.rollout_is=sequence"
