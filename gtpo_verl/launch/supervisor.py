@@ -34,7 +34,6 @@ _CACHES = {
     "HF_DATASETS_CACHE": "datasets",
     "HF_MODULES_CACHE": "hf-modules",
     "TRITON_CACHE_DIR": "triton",
-    "MPLCONFIGDIR": "matplotlib",
 }
 
 Watcher = Callable[[RunInfo], None]
