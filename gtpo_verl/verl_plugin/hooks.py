@@ -79,6 +79,6 @@ def check_registration() -> None:
     if problem:
         raise RuntimeError(
             f"The gtpo-verl plugin is not active in this process: {problem}. Install gtpo-verl into the environment "
-            "of every Ray worker (pip install gtpo-verl) and leave VERL_USE_EXTERNAL_PLUGINS at `auto`, "
+            "of every Ray worker (pip install . in a checkout) and leave VERL_USE_EXTERNAL_PLUGINS at `auto`, "
             "or name `gtpo_verl` in it."
         )
