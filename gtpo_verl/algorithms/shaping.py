@@ -58,12 +58,8 @@ def length_penalty(lengths: Tensor, right: Tensor, penalty: LengthPenaltyConfig)
         penalty: with `max_length` filled in.
     Returns:
         (responses,) float64.
-
-    Raises:
-        ValueError: if `max_length` is still null.
     """
-    if penalty.max_length is None:
-        raise ValueError("algorithm.gtpo.length_penalty.max_length must be set, as length_penalty.enable is true")
+    assert penalty.max_length is not None  # `compute_advantages` has refused that by name
     start = penalty.max_length - penalty.buffer
     denominator = penalty.buffer if penalty.denominator == "buffer" else penalty.max_length
     gradual = -(lengths - start).clamp(min=0).double() / denominator
