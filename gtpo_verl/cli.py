@@ -1,10 +1,12 @@
 """The command line: `gtpo-verl train | quickstart | prepare | report`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from gtpo_verl import tasks
+from gtpo_verl.launch.caches import cache_variables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.set_defaults(run=_report)
 
     options = parser.parse_args(arguments)
+    os.environ.update(cache_variables())
     return options.run(options)
 
 

@@ -20,21 +20,13 @@ from pathlib import Path
 
 import psutil
 
+from gtpo_verl.launch.caches import cache_variables
 from gtpo_verl.launch.run_info import VARIABLE, RunInfo
 from gtpo_verl.launch.shared_memory import remove_segments
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.25
 _GRACE_SECONDS = 30.0  # Ray and verl need some seconds to stop their workers
-
-# Caches that would otherwise be written to the home folder. The hub's models stay where the user keeps them (HF_HOME).
-_CACHES = {
-    "VLLM_CACHE_ROOT": "vllm",
-    "VLLM_CONFIG_ROOT": "vllm-config",
-    "HF_DATASETS_CACHE": "datasets",
-    "HF_MODULES_CACHE": "hf-modules",
-    "TRITON_CACHE_DIR": "triton",
-}
 
 Watcher = Callable[[RunInfo], None]
 
@@ -59,8 +51,8 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
     temporary = _short_temporary_folder()
     info_file = temporary / "run.json"
     environment = {
-        **{name: str(Path(".cache", folder).absolute()) for name, folder in _CACHES.items()},
         **os.environ,
+        **cache_variables(),
         VARIABLE: str(info_file),
         "GTPO_VERL_TMP": str(temporary),
         "TMPDIR": str(temporary),

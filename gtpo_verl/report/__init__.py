@@ -31,11 +31,7 @@ def write_report(
         ValueError: no runs were given.
     """
     import json
-    import os
     from dataclasses import asdict
-
-    # matplotlib would write its font cache into the home folder; it reads this when it is imported.
-    os.environ.setdefault("MPLCONFIGDIR", str(Path(".cache/matplotlib").absolute()))
 
     from gtpo_verl.report import figure, summary
     from gtpo_verl.report.runs import read_runs

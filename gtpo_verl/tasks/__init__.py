@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gtpo_verl.tasks.prepare import Prepared
+    from gtpo_verl.tasks.preparation import Prepared
 
 TASKS = ("arithmetic", "smollm2")
 
@@ -27,7 +27,7 @@ def prepare(task: str, cache_dir: Path) -> Prepared:
         ValueError: no such task.
         RuntimeError: it could not be made; the message says what is missing.
     """
-    from gtpo_verl.tasks.prepare import prepare_arithmetic, prepare_smollm2
+    from gtpo_verl.tasks.preparation import prepare_arithmetic, prepare_smollm2
 
     makers: dict[str, Callable[[Path], Prepared]] = {"arithmetic": prepare_arithmetic, "smollm2": prepare_smollm2}
     if task not in makers:

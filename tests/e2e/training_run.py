@@ -101,4 +101,4 @@ class Run:
         for temporary in self.temporary:
             assert not temporary.exists()
             assert list(Path("/dev/shm").glob(f"*{temporary.name[-8:]}*")) == []
-        assert list(self.home.iterdir()) == []
+        assert sorted(self.home.rglob("*")) == []

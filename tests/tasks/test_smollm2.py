@@ -7,7 +7,7 @@ import torch
 
 from gtpo_verl.tasks import smollm2
 from gtpo_verl.tasks.data_files import check_data_file
-from gtpo_verl.tasks.prepare import prepare_smollm2
+from gtpo_verl.tasks.preparation import prepare_smollm2
 from gtpo_verl.tasks.smollm2 import ModelMissingError
 
 

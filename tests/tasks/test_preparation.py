@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from gtpo_verl.tasks import arithmetic, tiny_model
 from gtpo_verl.tasks.data_files import check_data_file
-from gtpo_verl.tasks.prepare import Prepared, prepare_arithmetic
+from gtpo_verl.tasks.preparation import Prepared, prepare_arithmetic
 from gtpo_verl.tasks.tiny_model import ModelConfig, WarmupConfig
 
 QUICK = {
