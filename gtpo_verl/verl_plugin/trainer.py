@@ -136,14 +136,15 @@ class GtpoTrainer(PPOTrainerSync):
 
     def _dump_tokens(self, batch: KVBatchMeta, folder: Path) -> None:
         """What the actor was just trained on, a file a step: {field: list of one tensor a response}, and the uids."""
-        data = self._fetch(
-            batch, ["uid", "responses", "response_mask", "entropy", "advantages", "old_log_probs", "extra_fields"]
-        )
+        tokens = ["responses", "response_mask", "entropy", "advantages", "old_log_probs"]
+        if self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            tokens.append("rollout_log_probs")
+        data = self._fetch(batch, ["uid", "extra_fields", *tokens])
         dump: dict[str, Any] = {
             "uid": list(data["uid"]),
             "reward": [fields.get("reward_extra_info", {}) for fields in list(data["extra_fields"])],
         }
-        for name in ("responses", "response_mask", "entropy", "advantages", "old_log_probs"):
+        for name in tokens:
             dump[name] = [row.clone() for row in data[name].unbind()]
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(dump, folder / f"step_{self.global_steps}.pt")
