@@ -1,4 +1,4 @@
-"""The command line: `gtpo-verl train | quickstart | prepare | report`."""
+"""The command line: `gtpo-verl train | config | quickstart | prepare | report`."""
 
 import argparse
 import os
@@ -17,6 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train = commands.add_parser("train", help="one training run", add_help=False)
     train.add_argument("overrides", nargs=argparse.REMAINDER, help="Hydra overrides, e.g. algorithm=gtpo_v1 scale=cpu")
     train.set_defaults(run=_train)
+
+    config = commands.add_parser("config", help="print the resolved configuration of a run", add_help=False)
+    config.add_argument("overrides", nargs=argparse.REMAINDER)
+    config.set_defaults(run=_config)
 
     quickstart = commands.add_parser("quickstart", help="DAPO and GTPO v1 on the same model and task, and a figure")
     quickstart.add_argument("overrides", nargs="*", help="Hydra overrides for both runs, e.g. model=smollm2")
@@ -43,6 +47,17 @@ def _train(options: argparse.Namespace) -> int:
 
     code, _ = train_with_progress(options.overrides)
     return code
+
+
+def _config(options: argparse.Namespace) -> int:
+    from gtpo_verl.verl_plugin.composition import compose_config, to_yaml
+
+    try:
+        print(to_yaml(compose_config(options.overrides)), end="")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _quickstart(options: argparse.Namespace) -> int:

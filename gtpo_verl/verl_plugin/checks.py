@@ -14,6 +14,7 @@ from gtpo_verl.algorithms import (
     unfitting_pair,
     unused_keys,
 )
+from gtpo_verl.verl_plugin.composition import refuse_credentials
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 
@@ -27,6 +28,7 @@ def check_config(config: DictConfig) -> list[str]:
         ValueError: a combination that cannot work, by the name of its key.
     """
     RecipeSettings.from_config(config)
+    refuse_credentials(config)
     gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
     estimator = config.algorithm.adv_estimator
     mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)

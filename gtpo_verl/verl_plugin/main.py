@@ -58,7 +58,8 @@ def prepare(config: DictConfig) -> None:
     """
     settings = RecipeSettings.from_config(config)
     for name, value in settings.env.items():
-        os.environ.setdefault(name, value)
+        if value is not None:
+            os.environ.setdefault(name, value)
     os.environ.update(engine_environment(settings.fused_entropy))
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, "metrics.jsonl").absolute()))
     cpu.install()
@@ -133,7 +134,8 @@ def train(config: DictConfig) -> None:
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-    forwarded = [*config.gtpo_verl.env, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
+    chosen = [name for name, value in config.gtpo_verl.env.items() if value is not None]
+    forwarded = [*chosen, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
     with open_dict(config):
         env_vars = {name: os.environ[name] for name in forwarded}
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", env_vars, merge=True)

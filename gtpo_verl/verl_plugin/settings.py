@@ -21,7 +21,8 @@ class RecipeSettings:
         probe_reward: call the reward function once, before anything starts, to see that it gives the metric that
             decides right and wrong. Turn it off where a call costs something.
         min_free_disk_gib: refuse to start with less free space under `run_dir`.
-        env: environment variables for the driver and every Ray worker; what the user's shell exports comes first.
+        env: environment variables for the driver and every Ray worker; what the user's shell exports comes first;
+            null: not set by the recipe.
     """
 
     task: str | None = None
@@ -32,7 +33,7 @@ class RecipeSettings:
     token_dump_dir: str | None = None
     probe_reward: bool = True
     min_free_disk_gib: float = 1.0
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "RecipeSettings":

@@ -1,0 +1,145 @@
+"""The scripts of the 32B runs, on a Ray cluster of two nodes: two raylets on this machine, one rank on each."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.util.state import list_actors
+from training_run import ROOT, SMALL, Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+ON_CPU = ["model=tiny", "scale=cpu_cluster", *SMALL, f"gtpo_verl.cache_dir={ROOT / '.cache/gtpo-verl'}"]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Cluster:
+    """A head and a second node, each with a raylet of its own and one GPU, verl's word for a rank's place."""
+
+    def __init__(self, home: Path) -> None:
+        # Ray's sockets need short paths.
+        self.folder = Path(tempfile.mkdtemp(prefix="gv-", dir="/tmp"))
+        self.environment = {
+            **os.environ,
+            "HOME": str(home),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        port, self.dashboard = free_port(), free_port()
+        self.address = f"http://127.0.0.1:{self.dashboard}"
+        self.gcs = f"127.0.0.1:{port}"
+        self.head = self._start(
+            "--head", f"--port={port}", f"--dashboard-port={self.dashboard}", f"--temp-dir={self.folder}"
+        )
+        self.second = self.start_second()
+
+    def start_second(self) -> subprocess.Popen:
+        self._wait(lambda: self._status().returncode == 0)
+        self.second = self._start(f"--address={self.gcs}")
+        self._wait(lambda: self._status().stdout.count(" node_") >= 2)
+        return self.second
+
+    def kill_second(self) -> None:
+        """As when the machine is gone: no process of that node gets to say goodbye."""
+        for process in psutil.Process(self.second.pid).children(recursive=True):
+            process.kill()
+        self.second.kill()
+        self.second.wait()
+
+    def submit(self, script: str, runs: Path, *overrides: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [str(ROOT / "scripts" / script), *ON_CPU, *overrides],
+            env={**self.environment, "RAY_ADDRESS": self.address, "RUNS_DIR": str(runs)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def nodes_of_ranks(self) -> set[str]:
+        actors = list_actors(address=self.address, filters=[("state", "=", "ALIVE")], limit=1000)
+        return {actor.node_id for actor in actors if "Worker" in actor.class_name}
+
+    def stop(self) -> None:
+        for process in (self.second, self.head):
+            process.send_signal(signal.SIGTERM)
+        for process in (self.second, self.head):
+            process.wait(timeout=60)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, *arguments: str) -> subprocess.Popen:
+        command = ["ray", "start", "--block", "--num-cpus=8", "--num-gpus=1", "--object-store-memory=300000000"]
+        log = (self.folder / "start.log").open("ab")
+        return subprocess.Popen(
+            [*command, "--node-ip-address=127.0.0.1", *arguments], env=self.environment, stdout=log, stderr=log
+        )
+
+    def _status(self) -> subprocess.CompletedProcess:
+        command = ["ray", "status", f"--address={self.gcs}"]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True)
+
+    def _wait(self, condition, timeout: float = 120) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, (self.folder / "start.log").read_text()
+            time.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    home = tmp_path_factory.mktemp("home")
+    cluster = Cluster(home)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+    assert sorted(home.rglob("*")) == []
+
+
+@pytest.mark.parametrize("script", ["run_dapo_qwen2.5_32b.sh", "run_grpo_s_v2_qwen2.5_32b.sh"])
+def test_trains_across_both_nodes(cluster: Cluster, run: Run, script: str) -> None:
+    job = cluster.submit(script, run.folder / "runs", "trainer.total_training_steps=2")
+    nodes: set[str] = set()
+    while job.poll() is None:
+        nodes |= cluster.nodes_of_ranks()
+        time.sleep(2)
+    output = job.communicate()[0]
+    assert job.returncode == 0, output
+    assert len(nodes) == 2, nodes
+    assert run.steps() == [1, 2]
+
+
+def test_a_lost_node_ends_the_job_and_the_same_command_goes_on(cluster: Cluster, run: Run) -> None:
+    overrides = ["trainer.total_training_steps=4", "trainer.save_freq=1"]
+    job = cluster.submit("run_gtpo_v2_qwen2.5_32b.sh", run.folder / "runs", *overrides)
+    deadline = time.monotonic() + 600
+    while len(run.steps()) < 2:
+        assert job.poll() is None, job.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    cluster.kill_second()
+    output = job.communicate(timeout=300)[0]
+    assert job.returncode != 0
+    assert "error: " in output, output
+    assert "node" in output[output.index("error: ") :], output
+
+    cluster.start_second()
+    job = cluster.submit("run_gtpo_v2_qwen2.5_32b.sh", run.folder / "runs", *overrides)
+    output = job.communicate(timeout=600)[0]
+    assert job.returncode == 0, output
+    assert run.steps() == [1, 2, 3, 4]

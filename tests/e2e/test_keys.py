@@ -1,0 +1,68 @@
+"""No key of our configuration is one that verl does not read: such a key looks like a setting and does nothing."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from training_run import ROOT, SMALL, Run
+
+from gtpo_verl.verl_plugin.composition import compose_config
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+CONFIGS = ROOT / "configs"
+
+# Given to a class of ours that reads every key and refuses the others by name (GtpoConfig.from_any).
+READ_WHOLE = "algorithm.gtpo"
+
+
+def leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        name = f"{prefix}{key}"
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and len(child) > 0:
+            yield from leaves(child, f"{name}.")
+        else:
+            yield name
+
+
+def keys_that_we_set() -> set[str]:
+    ours = set()
+    for path in CONFIGS.rglob("*.yaml"):
+        config = OmegaConf.load(path)
+        for name in ("hydra", "defaults"):
+            config.pop(name, None)
+        ours |= set(leaves(config))
+    return ours
+
+
+def is_read(key: str, config: DictConfig, recorded: set[str]) -> bool:
+    parts = key.split(".")
+    if key in recorded or (key.startswith(f"{READ_WHOLE}.") and READ_WHOLE in recorded):
+        return True
+    for end in range(len(parts) - 1, 0, -1):
+        parent = ".".join(parts[:end])
+        if f"{parent}.*" in recorded:
+            return True
+        node = OmegaConf.select(config, parent)
+        target = node.get("_target_") if isinstance(node, DictConfig) else None
+        if target is not None:
+            # A subclass's fields are read as its own; what lies below a field goes with it.
+            return f"{target.rpartition('.')[2]}:{parts[end]}" in recorded
+    return False
+
+
+def test_every_key_is_read(run: Run) -> None:
+    records = run.folder / "keys"
+    records.mkdir()
+    recorder = f"{ROOT / 'tests/e2e/key_recorder'}:{os.environ.get('PYTHONPATH', '')}"
+    overrides = [*SMALL, "trainer.total_training_steps=1", "trainer.test_freq=1", "trainer.save_freq=1"]
+    run.start(*overrides, "algorithm=dapo", PYTHONPATH=recorder, GTPO_VERL_KEYS=str(records))
+    assert run.wait() == 0, run.terminal
+    recorded = {line for path in records.iterdir() for line in path.read_text().splitlines()}
+    config = compose_config([])
+    # No exceptions: verl 0.9.1 reads what is for GPUs (offloading, graphs, memory) on CPU as well.
+    assert sorted(key for key in keys_that_we_set() if not is_read(key, config, recorded)) == []
+    assert "trainer.n_gpus_per_node" in recorded
+    assert not is_read("trainer.no_such_key", config, recorded)

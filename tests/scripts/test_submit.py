@@ -1,0 +1,110 @@
+"""The scripts that launch a cluster's runs, up to the point where they need a cluster."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*(ROOT / "scripts").rglob("*.sh"), *(ROOT / "scripts").rglob("*.sbatch")])
+RUNS = [path for path in SCRIPTS if path.name.startswith("run_")]
+PATHS = {"MODEL_PATH": "/models/qwen", "TRAIN_FILE": "/data/train.parquet", "VAL_FILE": "/data/aime24.parquet"}
+
+
+def run(script: Path, *overrides: str, **variables: str) -> subprocess.CompletedProcess:
+    """With a shell's bare environment, from another folder."""
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/nonexistent", **variables}
+    return subprocess.run(
+        [str(script), *overrides], cwd="/", env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def resolved(result: subprocess.CompletedProcess) -> dict:
+    """The YAML that a dry run prints."""
+    return yaml.safe_load(result.stdout)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shellcheck_is_silent(script: Path) -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    result = subprocess.run([shellcheck, script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+    assert "\nset -euo pipefail\n" in script.read_text()
+
+
+def test_every_method_of_the_comparison_has_a_script() -> None:
+    methods = {"dapo", "gtpo_v1", "gtpo_v2", "gtpo_v3", "grpo_s_v1", "grpo_s_v2"}
+    assert {path.name for path in RUNS} == {f"run_{method}_qwen2.5_32b.sh" for method in methods}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", RUNS, ids=lambda path: path.name)
+def test_dry_run_needs_nothing_and_starts_nothing(script: Path) -> None:
+    result = run(script, "trainer.total_training_steps=7", "scale=32b_8x8", DRY_RUN="1")
+    assert result.returncode == 0, result.stderr
+    config = resolved(result)
+    assert config["trainer"]["experiment_name"] == script.name.removeprefix("run_").removesuffix("_qwen2.5_32b.sh")
+    assert (config["trainer"]["nnodes"], config["trainer"]["total_training_steps"]) == (8, 7)
+    assert config["actor_rollout_ref"]["model"]["path"] is None
+    assert config["data"]["train_batch_size"] == 512
+
+
+def test_dry_run_passes_paths_as_they_are() -> None:
+    odd = "/mnt/a b/it's,=1"
+    result = run(RUNS[0], DRY_RUN="1", **{**PATHS, "MODEL_PATH": odd, "RUNS_DIR": "/mnt/runs dir"})
+    config = resolved(result)
+    assert config["actor_rollout_ref"]["model"]["path"] == odd
+    assert config["data"]["train_files"] == PATHS["TRAIN_FILE"]
+    assert config["gtpo_verl"]["run_dir"] == "/mnt/runs dir/dapo-math/dapo-seed1"
+
+
+@pytest.mark.parametrize("missing", ["MODEL_PATH", "TRAIN_FILE", "VAL_FILE", "RUNS_DIR", "RAY_ADDRESS"])
+def test_names_the_variable_that_is_missing(missing: str) -> None:
+    variables = {**PATHS, "RUNS_DIR": "/mnt/runs", "RAY_ADDRESS": "http://head:8265"}
+    del variables[missing]
+    result = run(RUNS[0], **variables)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {missing} is not set")
+
+
+@pytest.mark.parametrize("variable", ["MODEL_PATH", "TRAIN_FILE", "VAL_FILE", "RUNS_DIR"])
+def test_refuses_a_path_of_this_machine_alone(variable: str) -> None:
+    variables = {**PATHS, "RUNS_DIR": "/mnt/runs", "RAY_ADDRESS": "http://head:8265", variable: "data/here"}
+    result = run(RUNS[0], **variables)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"error: {variable}=data/here is not an absolute path")
+
+
+def test_refuses_a_wheel_that_is_not_there() -> None:
+    variables = {**PATHS, "RUNS_DIR": "/mnt/runs", "RAY_ADDRESS": "http://head:8265"}
+    result = run(RUNS[0], GTPO_VERL_WHEEL="/nowhere/x.whl", **variables)
+    assert result.returncode == 1
+    assert "GTPO_VERL_WHEEL=/nowhere/x.whl: no such file" in result.stderr
+
+
+def test_cluster_definitions_have_the_nodes_of_the_default_scale() -> None:
+    """The run scripts' default, 32b_16x8; and what is mounted and checked is named alike."""
+    scale = yaml.safe_load((ROOT / "configs/scale/32b_16x8.yaml").read_text())["trainer"]
+    kuberay = yaml.safe_load((ROOT / "scripts/kuberay/cluster.yaml").read_text())["spec"]
+    (workers,) = kuberay["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert workers["replicas"] == scale["nnodes"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(scale["n_gpus_per_node"])
+    sky = yaml.safe_load((ROOT / "scripts/skypilot/train.yaml").read_text())
+    assert sky["num_nodes"] == scale["nnodes"]
+    assert sky["resources"]["accelerators"].endswith(f":{scale['n_gpus_per_node']}")
+    assert {*PATHS, "RUNS_DIR"} <= sky["envs"].keys()
+    assert (ROOT / sky["envs"]["SCRIPT"]).exists()
+    sbatch = (ROOT / "scripts/slurm/train.sbatch").read_text()
+    assert f"#SBATCH --nodes={scale['nnodes']}\n#SBATCH --ntasks-per-node=1" in sbatch
+    assert f"#SBATCH --gpus-per-node={scale['n_gpus_per_node']}" in sbatch
+
+
+def test_versions_of_ray_agree() -> None:
+    (locked,) = [line for line in (ROOT / "requirements/cpu.txt").read_text().splitlines() if line.startswith("ray==")]
+    version = locked.removeprefix("ray==")
+    assert yaml.safe_load((ROOT / "scripts/kuberay/cluster.yaml").read_text())["spec"]["rayVersion"] == version
+    assert f'"ray[default]=={version}"' in (ROOT / "Dockerfile").read_text()

@@ -1,0 +1,45 @@
+"""The configuration that is printed is the one that would run, without what nobody may see."""
+
+import pytest
+
+from gtpo_verl.verl_plugin.checks import check_config
+from gtpo_verl.verl_plugin.composition import HIDDEN, compose_config, to_yaml
+
+
+def test_resolves_interpolations() -> None:
+    config = compose_config(["algorithm=gtpo_v2", "trainer.project_name=p", "data.seed=3"])
+    assert config.gtpo_verl.run_dir == "runs/p/gtpo_v2-seed3"
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("algorithm=nope", "nope"),
+        ("trainer.no_such_key=1", "no_such_key"),
+        ("trainer.project_name=${no.such}", "no.such"),
+    ],
+)
+def test_refuses_what_hydra_refuses(override: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        compose_config([override])
+
+
+@pytest.mark.parametrize(
+    "key", ["api_key", "WANDB_API_KEY", "hf_token", "HF_TOKEN", "password", "client_secret", "access_token", "apikey"]
+)
+def test_hides_credentials(key: str) -> None:
+    config = compose_config([f"+trainer.deep.{key}=hunter2"])
+    text = to_yaml(config)
+    assert "hunter2" not in text
+    assert f"{key}: {HIDDEN}" in text
+
+
+def test_hides_nothing_of_verls_own() -> None:
+    assert HIDDEN not in to_yaml(compose_config([]))
+
+
+def test_refuses_a_credential_by_its_key_alone() -> None:
+    config = compose_config(["+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY=hunter2"])
+    with pytest.raises(ValueError, match=r"env_vars\.WANDB_API_KEY looks like a credential") as refusal:
+        check_config(config)
+    assert "hunter2" not in str(refusal.value)
