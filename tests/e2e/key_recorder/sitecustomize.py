@@ -1,8 +1,8 @@
 """Python imports this at its start where the folder is on PYTHONPATH: notes which configuration keys a process reads.
 
 Each key is written to `$GTPO_VERL_KEYS/<process id>` the first time that verl, TransferQueue or gtpo_verl reads it: as
-`a.b.c` from an OmegaConf node, as `a.b.*` where a whole subtree is turned into plain containers, and as `Class:field` from
-a dataclass that verl made of a subtree. Ray kills its workers, so nothing is kept for later.
+`a.b.c` from an OmegaConf node, as `a.b.*` where a whole subtree is turned into plain containers, and as `Class:field`
+from a dataclass that verl made of a subtree. Ray kills its workers, so nothing is kept for later.
 """
 
 import os
