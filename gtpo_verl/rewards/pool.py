@@ -28,6 +28,7 @@ CRASHED = "worker_died"
 _PREFIX = "GTPO_VERL_MATH_"
 _START_LIMIT_S = 120.0
 _START_ATTEMPTS = 3
+_REMEMBERED = 8192
 # The parent's sys.path instead of PYTHONPATH, so that a plugin found in whatever way is found again.
 _PROGRAM = (
     "import sys; a = sys.argv; sys.path[:] = a[4:]; from gtpo_verl.rewards.worker import main; "
@@ -105,6 +106,9 @@ class WorkerPool:
             ImportError: math-verify is not installed.
             RuntimeError: a worker cannot be started; the message says why.
         """
+        known = self._verdicts.get((answer, truth))
+        if known is not None:
+            return known
         worker = self._slots.get()
         try:
             if worker is None or not worker.alive():
@@ -121,7 +125,17 @@ class WorkerPool:
             worker.kill()
             worker = None
         self._slots.put(worker)
+        self._remember(answer, truth, verdict)
         return verdict
+
+    def _remember(self, answer: Answer, truth: Answer, verdict: str) -> None:
+        # The responses to a problem repeat each other. What depends on the load of the machine is not remembered.
+        if verdict in (TIMEOUT, CRASHED, "out_of_memory"):
+            return
+        with self._verdicts_lock:
+            if len(self._verdicts) >= _REMEMBERED:
+                self._verdicts.clear()
+            self._verdicts[answer, truth] = verdict
 
     def close(self) -> None:
         """Ends the workers that are idle; those at work end with their answer, or with this process."""
@@ -138,6 +152,8 @@ class WorkerPool:
             self._slots.put(None)
 
     def _reset(self) -> None:
+        self._verdicts: dict[tuple[Answer, Answer], str] = {}
+        self._verdicts_lock = threading.Lock()
         # The worker used last is used next, so that no more are started than are at work at one time.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.limits.processes):
