@@ -5,7 +5,6 @@ Of math-verify's two parsers only the one for LaTeX is used; the other, for plai
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +27,6 @@ TOO_LARGE = "too_large"
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
 )
-_TEXT = re.compile(r"^\s*\\text\s*\{")
 
 
 def grade(answer: Answer, truth: Answer) -> str:

@@ -62,7 +62,6 @@ def compute_score(
     if not answer.text:
         return _result("empty_answer", None)
     prediction = answer.text + (r"\%" if answer.percent else "")
-    # What no pattern of the normalisation shortens may grow a little; the limit of a request is four times as high.
     return _result(_failure(answer, truth), prediction)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import sys
 from typing import Any
 
 # The parent kills a worker at the limit; the kernel does when the parent is gone by then.
@@ -37,7 +36,6 @@ def main(parent: int, seconds: float, memory_bytes: int) -> None:
     except Exception as error:
         _reply(replies, {"error": f"{type(error).__name__}: {error}"})
         return
-    sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
     containment.contain(memory_bytes)
     _reply(replies, {"ready": True})
 
