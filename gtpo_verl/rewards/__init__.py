@@ -1,0 +1,1 @@
+"""Rewards for the data sets of ``gtpo-verl data``. Importing the package imports nothing else."""
