@@ -1,21 +1,24 @@
-"""DAPO's dynamic sampling that cannot run for ever."""
+"""Waiting for responses, which cannot last for ever."""
 
 from collections import Counter
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer
 
+from gtpo_verl.verl_plugin.actor_watch import ActorWatch
+
 
 class BoundedReplayBuffer(ReplayBuffer):
-    """verl's synchronous replay buffer, which stops when too many groups had to be thrown away.
+    """verl's synchronous replay buffer, which stops where it would wait in vain.
 
     verl's V1 trainer reads `algorithm.filter_groups.max_num_gen_batches` and ignores it: where every group is all
-    right or all wrong it samples for ever.
+    right or all wrong it samples for ever. It also waits for ever for the responses of a node that is gone.
     """
 
     max_groups: int
     batch_size: int
     rejected: Counter
+    watch: ActorWatch
 
     @classmethod
     def adopt(cls, buffer: ReplayBuffer, max_groups: int, poll_interval: float) -> "BoundedReplayBuffer":
@@ -29,13 +32,20 @@ class BoundedReplayBuffer(ReplayBuffer):
         vars(bounded).update(vars(buffer))
         bounded.max_groups = max_groups
         bounded.poll_interval = poll_interval
+        bounded.watch = ActorWatch()
         return bounded
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """As in verl; raises RuntimeError once `max_groups` finished groups have not filled the batch."""
+        """As in verl; raises RuntimeError once `max_groups` finished groups have not filled the batch, or once an
+        actor of this job has died."""
         self.rejected = Counter()
         self.batch_size = batch_size
+        self.watch.start()
         return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self.watch.check()
+        return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: tuple):
         evicted = super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
