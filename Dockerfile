@@ -18,6 +18,5 @@ WORKDIR /opt/gtpo-verl
 COPY pyproject.toml README.md LICENSE ./
 COPY configs ./configs
 COPY gtpo_verl ./gtpo_verl
-RUN pip install ".[gpu,tasks]" && gtpo-verl --help > /dev/null
-# As on CPU (requirements/cpu.txt) and in scripts/kuberay/cluster.yaml.
-RUN pip install "ray[default]==2.60.0"
+# Ray as on CPU (requirements/cpu.txt) and in scripts/kuberay/cluster.yaml.
+RUN pip install ".[gpu,tasks]" "ray[default]==2.60.0" && gtpo-verl --help > /dev/null

@@ -1,1 +1,1 @@
-"""Rewards for the data sets of ``gtpo-verl data``. Importing the package imports nothing else."""
+"""Rewards of problems that are not made here, such as DAPO-Math-17k. Importing the package imports nothing else."""

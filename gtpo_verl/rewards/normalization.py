@@ -48,47 +48,6 @@ _NUMBER_WORDS = frozenset(
     tan log exp not
     """.split()  # noqa: SIM905 - a list of strings is four times as long
 )
-_TEXT = re.compile(r"(?<=[\d}\s)a-z])\s*\\text\s*\{([^{}]*)\}\s*(?:\^\s*\{?\d\}?)?$")
-_UNIT_WORDS = re.compile(r"^([+-]?[\d.,]*\d)\s+([a-zA-Z]{3,}(?: [a-zA-Z]{2,})*)\.?$")
-# Words that change the value, so that they are no units.
-_NUMBER_WORDS = frozenset(
-    [
-        "and",
-        "or",
-        "hundred",
-        "hundreds",
-        "thousand",
-        "thousands",
-        "million",
-        "millions",
-        "billion",
-        "billions",
-        "trillion",
-        "dozen",
-        "dozens",
-        "times",
-        "mod",
-        "to",
-        "over",
-        "half",
-        "halves",
-        "third",
-        "thirds",
-        "quarter",
-        "quarters",
-        "fourths",
-        "fifths",
-        "sixths",
-        "plus",
-        "minus",
-        "cos",
-        "sin",
-        "tan",
-        "log",
-        "exp",
-        "not",
-    ]
-)
 _TEXT = re.compile(r"^\\text\s*\{([^{}]*)\}$")
 _PLAIN_SET = re.compile(r"^\{([^{}]*,[^{}]*)\}$")
 _LETTER_IN_PARENTHESES = re.compile(r"^\(([a-zA-Z])\)$")

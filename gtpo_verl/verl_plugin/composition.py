@@ -1,7 +1,8 @@
 """The configuration of a run without the run: composed as `gtpo-verl train` would, and printed without secrets."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
@@ -34,7 +35,10 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 def to_yaml(config: DictConfig) -> str:
     """YAML of a resolved configuration; what looks like a credential, by its name, reads `<hidden>`."""
-    return OmegaConf.to_yaml(OmegaConf.create(_without_secrets(OmegaConf.to_container(config))))
+    shown = OmegaConf.create(OmegaConf.to_container(config))
+    for key in _credentials(OmegaConf.to_container(config)):
+        OmegaConf.update(shown, key, HIDDEN)
+    return OmegaConf.to_yaml(shown)
 
 
 def refuse_credentials(config: DictConfig) -> None:
@@ -43,27 +47,17 @@ def refuse_credentials(config: DictConfig) -> None:
     Raises:
         ValueError: naming the key, never its value.
     """
-
-    def walk(node, prefix: str) -> None:
-        for key, value in node.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{key}.")
-            elif _is_secret(key, value):
-                raise ValueError(
-                    f"{prefix}{key} looks like a credential, and configurations are logged. Export it in the "
-                    "environment instead: of this shell, or of `ray start` on the nodes of a cluster"
-                )
-
-    walk(OmegaConf.to_container(config), "")
+    for key in _credentials(OmegaConf.to_container(config)):
+        raise ValueError(
+            f"{key} looks like a credential, and configurations are logged. Export it in the environment instead: of "
+            "this shell, or of `ray start` on the nodes of a cluster"
+        )
 
 
-def _is_secret(key: object, value: object) -> bool:
-    return bool(value) and not isinstance(value, dict | list) and _SECRET.search(str(key)) is not None
-
-
-def _without_secrets(node):
-    if isinstance(node, dict):
-        return {key: HIDDEN if _is_secret(key, value) else _without_secrets(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_without_secrets(value) for value in node]
-    return node
+def _credentials(node: Any, prefix: str = "") -> Iterator[str]:
+    """Keys, as OmegaConf selects them, of values that are set and whose name is that of a credential."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, dict | list):
+            yield from _credentials(value, f"{prefix}{key}.")
+        elif value and _SECRET.search(str(key)):
+            yield f"{prefix}{key}"

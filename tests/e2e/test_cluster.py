@@ -48,13 +48,12 @@ class Cluster:
         self.head = self._start(
             "--head", f"--port={port}", f"--dashboard-port={self.dashboard}", f"--temp-dir={self.folder}"
         )
-        self.second = self.start_second()
+        self.start_second()
 
-    def start_second(self) -> subprocess.Popen:
+    def start_second(self) -> None:
         self._wait(lambda: self._status().returncode == 0)
         self.second = self._start(f"--address={self.gcs}")
         self._wait(lambda: self._status().stdout.count(" node_") >= 2)
-        return self.second
 
     def kill_second(self) -> None:
         """As when the machine is gone: no process of that node gets to say goodbye."""

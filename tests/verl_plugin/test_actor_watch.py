@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Iterator
+from threading import Timer
 
 import pytest
 import ray
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from gtpo_verl.verl_plugin.actor_watch import ActorWatch
+from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _ray() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, object_store_memory=100_000_000)
     yield
     ray.shutdown()
@@ -69,3 +72,22 @@ def test_looks_seldom() -> None:
     watch.start()
     ray.kill(server)
     check_until_it_raises(watch, seconds=1)
+
+
+def test_the_replay_buffer_watches_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    verls = ReplayBuffer(
+        trainer_mode="sync",
+        trainer_config=None,
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs=None,
+        refill_fn=lambda count: None,
+    )
+    buffer = BoundedReplayBuffer.adopt(verls, max_groups=0, poll_interval=0.1)
+    buffer.watch.interval = 0
+    # No TransferQueue: responses that never arrive look the same.
+    monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: None)
+    server = started()
+    Timer(1, ray.kill, [server]).start()
+    with pytest.raises(RuntimeError, match="VllmServer"):
+        buffer.sample(global_steps=1, partition_id="train", batch_size=4)

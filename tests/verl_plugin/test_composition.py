@@ -34,6 +34,12 @@ def test_hides_credentials(key: str) -> None:
     assert f"{key}: {HIDDEN}" in text
 
 
+def test_hides_credentials_in_lists() -> None:
+    text = to_yaml(compose_config(["+trainer.loggers=[{name: wandb, api_key: hunter2}]"]))
+    assert "hunter2" not in text
+    assert "name: wandb" in text
+
+
 def test_hides_nothing_of_verls_own() -> None:
     assert HIDDEN not in to_yaml(compose_config([]))
 
