@@ -124,6 +124,11 @@ class Batch:
             "use_fused_kernels": False,
             "calculate_entropy": False,
         }
+        # A batch out of verl's agent loop also carries these, an object a response.
+        for name in ("uid", "raw_prompt", "prompt", "extra_info", "extra_fields", "reward_model", "metrics", "ability"):
+            tensors[name] = [{name: str(i)} for i in range(len(rows))]
+        for name in ("data_source", "index", "num_turns", "session_id", "tools_kwargs", "interaction_kwargs"):
+            tensors[name] = [f"{name} {i}" for i in range(len(rows))]
         return tu.get_tensordict(tensors, {**common, **settings})
 
     def of_responses(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The same real training step with and without the fused engine: log-prob pass, update and whole step.
 
 Trains a model with DAPO and GTPO v2, each with verl's own engine and with ours, one run a GPU (they take turns where
-there are fewer GPUs than runs), and writes the median of the timings that verl logs, the first step left out.
+there are fewer GPUs than runs). Writes the timings that verl logs, every step of every run, and prints their medians,
+the first step left out.
 
     python benchmarks/training_step.py --model MODEL_FOLDER --data FOLDER --out FOLDER [hydra overrides]
 
@@ -21,7 +22,13 @@ from queue import SimpleQueue
 
 import torch
 
-VARIANTS = [(algorithm, fused) for algorithm in ("dapo", "gtpo_v2") for fused in (False, True)]
+# {name: (algorithm, whether the fused engine is on)}
+RUNS = {
+    "dapo-stock": ("dapo", False),
+    "dapo-fused": ("dapo", True),
+    "gtpo_v2-stock": ("gtpo_v2", False),
+    "gtpo_v2-fused": ("gtpo_v2", True),
+}
 TIMINGS = {
     "old_log_prob": "timing_s/old_log_prob",
     "advantage": "timing_s/adv",
@@ -36,32 +43,45 @@ def main() -> None:
     for name in ("--model", "--data", "--out"):
         parser.add_argument(name, type=Path, required=True)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--runs", default=",".join(RUNS), help="which, separated by commas (default: %(default)s)")
     options, overrides = parser.parse_known_args()
+    names = options.runs.split(",")
+    if unknown := set(names) - set(RUNS):
+        parser.error(f"--runs: {', '.join(sorted(unknown))}: not one of {', '.join(RUNS)}")
 
-    gpus: SimpleQueue[int] = SimpleQueue()
-    for gpu in range(torch.cuda.device_count()):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    gpus: SimpleQueue[str] = SimpleQueue()
+    for gpu in visible.split(","):
         gpus.put(gpu)
 
-    def run(variant: tuple[str, bool]) -> dict[str, float | str]:
+    def run(name: str) -> list[dict]:
         gpu = gpus.get()
         try:
-            return train(*variant, gpu, options, overrides)
+            return train(name, gpu, options, overrides)
         finally:
             gpus.put(gpu)
 
-    with ThreadPoolExecutor(max_workers=torch.cuda.device_count()) as pool:
-        rows = list(pool.map(run, VARIANTS))
+    with ThreadPoolExecutor(max_workers=gpus.qsize()) as pool:
+        steps = [row for rows in pool.map(run, names) for row in rows]
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "training_step.csv").open("w") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(file, fieldnames=list(steps[0]))
         writer.writeheader()
-        writer.writerows(rows)
-    print((options.out / "training_step.csv").read_text())
+        writer.writerows(steps)
+
+    for name in names:
+        rows = [row for row in steps if row["run"] == name][1:]
+        print(name, f"{len(rows)} steps", end="")
+        for column in ("tokens", *TIMINGS, "max_memory_gib"):
+            values = [row[column] for row in rows]
+            print(f", {column} {statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})", end="")
+        print()
 
 
-def train(algorithm: str, fused: bool, gpu: int, options: argparse.Namespace, overrides: list[str]) -> dict:
-    """One run on one GPU; its row of the table (seconds, medians over the steps after the first)."""
-    folder = options.out / f"{algorithm}-{'fused' if fused else 'stock'}"
+def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]) -> list[dict]:
+    """One run on one GPU; a row of the table for each of its steps (seconds)."""
+    algorithm, fused = RUNS[name]
+    folder = options.out / name
     command = [sys.executable, "-m", "gtpo_verl.cli", "train", f"algorithm={algorithm}", "model=smollm2", "scale=gpu"]
     command += [
         f"gtpo_verl.run_dir={folder}",
@@ -88,18 +108,20 @@ def train(algorithm: str, fused: bool, gpu: int, options: argparse.Namespace, ov
         "trainer.save_freq=-1",
         *overrides,
     ]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     subprocess.run(command, env=environment, check=True)
-    records = [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    measured = records[1:]
-    return {
-        "algorithm": algorithm,
-        "engine": "gtpo_verl" if fused else "verl",
-        "steps": len(measured),
-        "tokens": round(statistics.median(record["global_seqlen/mean"] for record in measured)),
-        **{name: round(statistics.median(r[key] for r in measured), 3) for name, key in TIMINGS.items()},
-        "probs_diff_mean": statistics.median(r["training/rollout_probs_diff_mean"] for r in measured),
-    }
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {
+            "run": name,
+            "step": record["step"],
+            "tokens": round(record["data"]["perf/total_num_tokens"]),
+            **{column: round(record["data"][key], 4) for column, key in TIMINGS.items()},
+            "max_memory_gib": round(record["data"]["actor/perf/max_memory_allocated_gb"], 2),
+            "probs_diff_mean": record["data"]["training/rollout_probs_diff_mean"],
+        }
+        for record in records
+    ]
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ unchanged policy every ratio is 1. verl's own code stays in charge of everything
 gathering, micro-batches, optimizer.
 """
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -109,16 +110,35 @@ class FusedEntropy:
             inplace_backward=not shares_logits,
         )
 
-        computed = micro_batch.clone(recurse=False)  # the loss still sees the batch as it was
-        tu.assign_non_tensor(
-            computed, use_fused_kernels=True, calculate_sum_pi_squared=False, distillation_use_topk=False
-        )
-        ours = stock(SimpleNamespace(log_probs=log_prob, entropy=entropy), output_args, computed, logits_processor_func)
+        with _flags(micro_batch, use_fused_kernels=True, calculate_sum_pi_squared=False, distillation_use_topk=False):
+            values = SimpleNamespace(log_probs=log_prob, entropy=entropy)
+            ours = stock(values, output_args, micro_batch, logits_processor_func)
         if not shares_logits:
             return ours
         if trained_entropy:
             del ours["entropy"]
         return {**stock(output, output_args, micro_batch, logits_processor_func), **ours}
+
+
+@contextlib.contextmanager
+def _flags(micro_batch: Any, **flags: bool) -> Iterator[None]:
+    """Sets flags of the batch for a while; the loss sees it as it was.
+
+    In place, since even a shallow copy of a real batch takes tenths of a second: of its prompts, ids and rewards, which
+    are no tensors, every row is an object of its own.
+    """
+    from verl.utils import tensordict_utils as tu
+
+    before = {name: micro_batch.get(name, None) for name in flags}
+    tu.assign_non_tensor(micro_batch, **flags)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del micro_batch[name]
+            else:
+                micro_batch[name] = value
 
 
 def _entropy_has_gradient(loss_function: Callable | None) -> bool:

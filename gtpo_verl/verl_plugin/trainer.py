@@ -136,7 +136,7 @@ class GtpoTrainer(PPOTrainerSync):
 
     def _dump_tokens(self, batch: KVBatchMeta, folder: Path) -> None:
         """What the actor was just trained on, a file a step: {field: list of one tensor a response}, and the uids."""
-        tokens = ["responses", "response_mask", "entropy", "advantages", "old_log_probs"]
+        tokens = ["prompts", "responses", "response_mask", "entropy", "advantages", "old_log_probs"]
         if self.config.actor_rollout_ref.rollout.calculate_log_probs:
             tokens.append("rollout_log_probs")
         data = self._fetch(batch, ["uid", "extra_fields", *tokens])

@@ -104,12 +104,18 @@ def make_engine(case):
 
 def loss(model_output, data, dp_group=None, config=None):
     """A policy-gradient-like sum over response tokens, with an entropy bonus where the case has one."""
+    flags = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk")
+    seen.append((sorted(data.keys()), {name: tu.get_non_tensor_data(data, name, None) for name in flags}))
     mask = torch.roll(data["loss_mask"].values(), -1, 0)
     weight = torch.linspace(-1, 1, mask.numel())
     total = (model_output["log_probs"].values() * weight * mask).sum()
     if config.entropy_coeff:
         total = total + config.entropy_coeff * (model_output["entropy"].values() * mask).sum()
     return total, {}
+
+
+# Of each micro-batch that the loss was given: its keys, and the flags that an engine might change.
+seen: list[tuple] = []
 
 
 def run(case):
@@ -121,6 +127,7 @@ def run(case):
         old = engine.infer_batch(batch(case))["model_output"]
         result["seconds"] = time.perf_counter() - started
     update = {**case, **case.get("update", {})}
+    seen.clear()
     with engine.train_mode():
         new = engine.forward_backward_batch(batch(update), functools.partial(loss, config=config))
         gradients = {}
@@ -133,6 +140,7 @@ def run(case):
     result["input_ids"] = batch(case)["input_ids"].values()
     result["loss"] = sum(new["loss"])
     result["gradients"] = gradients
+    result["seen by the loss"] = list(seen)
     return result
 
 

@@ -237,6 +237,14 @@ def test_the_entropy_bonus_reaches_the_gradient(ran):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_the_loss_sees_the_batch_as_verls_engine_shows_it(ran, name):
+    _, stock, ours = ran(name)
+    for theirs, mine in zip(stock, ours, strict=True):
+        assert theirs["seen by the loss"]
+        assert mine["seen by the loss"] == theirs["seen by the loss"]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_the_vendor_chooses_the_engine(ran, name):
     _, stock, ours = ran(name)
     assert {r["class"] for r in stock} == {"FSDPEngineWithLMHead"}
