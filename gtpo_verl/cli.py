@@ -1,4 +1,4 @@
-"""The command line: `gtpo-verl train | config | quickstart | prepare | report`."""
+"""The command line: `gtpo-verl train | config | quickstart | prepare | data | report`."""
 
 import argparse
 import os
@@ -31,6 +31,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare.add_argument("task", choices=tasks.TASKS)
     prepare.add_argument("--cache-dir", default=".cache/gtpo-verl")
     prepare.set_defaults(run=_prepare)
+
+    data = commands.add_parser("data", help="fetch published data sets, or make some of reasoning-gym, in verl's form")
+    data.add_argument(
+        "names", nargs="+", metavar="NAME", help="dapo-math-17k, aime24, aime25, math500, reasoning-gym:<task>"
+    )
+    data.add_argument("--output", default="data", help="folder for <name>.parquet and <name>.manifest.json")
+    data.add_argument(
+        "--from", dest="place", help="instead of the hub: a file, a folder, a file's URL, or a hub mirror"
+    )
+    data.add_argument("--revision", help="branch, tag or commit of the hub's repository; main by default")
+    data.add_argument("--rows", type=int, default=2048, help="training rows of a reasoning-gym task")
+    data.add_argument("--validation-rows", type=int, default=128, help="validation rows of a reasoning-gym task")
+    data.add_argument("--seed", type=int, default=0, help="of a reasoning-gym task")
+    data.add_argument("--cache-dir", default=".cache/gtpo-verl", help="where downloads are kept")
+    data.set_defaults(run=_data)
 
     report = commands.add_parser("report", help="figure and table of finished or running runs")
     report.add_argument("runs", nargs="+", help="run folders, or metrics files")
@@ -72,6 +87,24 @@ def _prepare(options: argparse.Namespace) -> int:
     prepared = tasks.prepare(options.task, Path(options.cache_dir))
     print(f"model {prepared.model}\ntrain {prepared.train}\nval   {prepared.val}")
     return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gtpo_verl.data.command import Request, main
+
+    request = Request(
+        names=options.names,
+        output=Path(options.output),
+        place=options.place,
+        revision=options.revision,
+        rows=options.rows,
+        validation_rows=options.validation_rows,
+        seed=options.seed,
+        cache_dir=Path(options.cache_dir),
+    )
+    return main(request)
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -44,9 +44,13 @@ def check_data_file(
     if not path.is_file():
         raise DataFileError(f"{path}: no such data file")
     try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
+        return _count_rows(path, pyarrow.parquet.read_table(path), prompt_key, data_source_key)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def _count_rows(path: Path, table: pyarrow.Table, prompt_key: str, data_source_key: str) -> int:
+    table.validate(full=True)  # parquet says that text is UTF-8; nothing has checked it
     needed = (data_source_key, prompt_key, "reward_model")
     missing = [column for column in needed if column not in table.column_names]
     if missing:

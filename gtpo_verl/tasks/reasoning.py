@@ -1,4 +1,7 @@
-"""Tasks of the library reasoning-gym, easy enough for a model of 135M parameters, with that library's own verifiers."""
+"""Tasks of the library reasoning-gym, with that library's own verifiers.
+
+`TASKS` are easy enough for a model of 135M parameters; `tagged_task` makes any other, for models that follow a format.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,59 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 DATA_SOURCE_PREFIX = "reasoning_gym/"
 SPLITS = ("train", "validation")
 _VALIDATION_PERCENT = 10
 
-# With this the model is right more often than under its own system prompt: it ends on a number rather than chatting on.
-SYSTEM_PROMPT = "Answer briefly and end with the answer."
+AnswerFormat = Literal["number", "tag"]
 
+SYSTEM_PROMPTS: dict[AnswerFormat, str] = {
+    # With this the small model is right more often than under its own: it ends on a number rather than chatting on.
+    "number": "Answer briefly and end with the answer.",
+    "tag": "Think step by step. Then give the final answer, and nothing else, between <answer> and </answer>.",
+}
+
+# Their verifiers pass the answer to eval or to sympy's parse_expr, which runs it as Python. A number cannot do harm
+# there; any other text of a model could.
+EVALUATED = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+
+_POOL = 1000  # some data sets are made whole at once, and some refuse to be large
+_MAX_ANSWER_CHARS = 8192
+# Fraction("1e999999999") computes that power.
+_HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9_]{4,}")
 _NUMBER = re.compile(r"-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,20})?")
 
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """A data set of reasoning-gym: its registered name and the settings that make it easy."""
+    """A data set of reasoning-gym.
+
+    Attributes:
+        name: as registered there.
+        settings: those that differ from its defaults.
+        answer_format: what counts as the answer: the last ``number`` of a response, or the text within the last
+            ``tag`` pair ``<answer>``, ``</answer>``.
+    """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    answer_format: AnswerFormat = "number"
 
     @property
     def data_source(self) -> str:
@@ -40,20 +76,41 @@ TASKS = (
 )
 
 
+def task_names() -> list[str]:
+    """Returns the names of reasoning-gym's data sets, sorted."""
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(DATASETS)
+
+
+def tagged_task(name: str) -> ReasoningTask:
+    """Returns a task with the library's own settings whose answers stand in tags.
+
+    Raises:
+        ValueError: there is no such task, or its verifier would run an answer as a program.
+    """
+    if name not in task_names():
+        raise ValueError(f"reasoning-gym has no task {name!r}")
+    if name in EVALUATED:
+        raise ValueError(
+            f"reasoning-gym's verifier of {name} runs the answer as Python; a model's text must not be run"
+        )
+    return ReasoningTask(name, answer_format="tag")
+
+
 def rows(split: str, count: int, seed: int, tasks: Sequence[ReasoningTask] = TASKS) -> list[dict[str, Any]]:
     """Return ``count`` rows in the form verl's ``RLHFDataset`` reads, the tasks taking turns, all questions different.
 
     The splits are disjoint whatever the seed: a hash of the question decides where it belongs.
 
     Raises:
-        ValueError: the split is unknown, or a task holds too few different questions.
+        ValueError: the split is unknown, a task holds too few different questions, or a task cannot be trained on: the
+            library cannot make it, states no answer, or does not accept its own.
     """
-    import reasoning_gym
-
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
     tries = 40 * count + 1000
-    pools = [iter(reasoning_gym.create_dataset(t.name, size=tries, seed=seed, **t.settings)) for t in tasks]
+    pools = [_entries(task, seed, tries) for task in tasks]
     seen: set[str] = set()
     found: list[dict[str, Any]] = []
     for task, pool in itertools.islice(itertools.cycle(zip(tasks, pools, strict=True)), count):
@@ -65,6 +122,19 @@ def rows(split: str, count: int, seed: int, tasks: Sequence[ReasoningTask] = TAS
     return found
 
 
+def _entries(task: ReasoningTask, seed: int, count: int) -> Iterator[Mapping[str, Any]]:
+    import reasoning_gym
+
+    for start in range(0, count, _POOL):
+        try:
+            # An entry depends on the sum of seed and position, so that pools do not repeat each other.
+            pool = reasoning_gym.create_dataset(task.name, size=_POOL, seed=seed + start, **task.settings)
+            entries = iter(pool)
+        except Exception as error:  # a hundred data sets refuse their settings in as many ways
+            raise ValueError(f"reasoning-gym cannot make {task.name}: {error}") from error
+        yield from entries
+
+
 def split_of(question: str) -> str:
     """Return the split a question belongs to."""
     bucket = int.from_bytes(hashlib.blake2b(question.encode(), digest_size=8).digest(), "big") % 100
@@ -72,17 +142,31 @@ def split_of(question: str) -> str:
 
 
 def _row(task: ReasoningTask, entry: Mapping[str, Any], split: str, index: int) -> dict[str, Any]:
+    # The verifier wants the whole entry; as text, for parquet gives every row of a file the same structure.
+    text = json.dumps(entry, default=str)
+    if entry["answer"] is None:
+        raise ValueError(f"reasoning-gym's {task.name} states no answer to its questions")
+    if not _accepts(task.name, str(entry["answer"]), json.loads(text)):
+        raise ValueError(
+            f"reasoning-gym's verifier of {task.name} does not accept its own answers once they are stored"
+        )
     return {
         "data_source": task.data_source,
         "prompt": [
-            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "system", "content": SYSTEM_PROMPTS[task.answer_format]},
             {"role": "user", "content": entry["question"]},
         ],
         "ability": "reasoning",
         "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
-        # The verifier wants the whole entry; as text, for parquet gives every row of a file the same structure.
-        "extra_info": {"split": split, "index": index, "entry": json.dumps(entry, default=str)},
+        "extra_info": {"split": split, "index": index, "answer_format": task.answer_format, "entry": text},
     }
+
+
+def _accepts(name: str, answer: str, entry: dict[str, Any]) -> bool:
+    try:
+        return float(_verifier(name)(answer, entry)) >= 1.0
+    except Exception:  # as in score
+        return False
 
 
 def extract_answer(response: str) -> str | None:
@@ -91,23 +175,39 @@ def extract_answer(response: str) -> str | None:
     return found[-1].replace(",", "") if found else None
 
 
+def extract_tagged(response: str) -> str | None:
+    """Return the text within the last ``<answer>``, ``</answer>``, or None without one or with a very long one."""
+    end = response.rfind("</answer>")
+    start = response.rfind("<answer>", 0, max(end, 0))
+    if start < 0 or end - start > _MAX_ANSWER_CHARS:
+        return None
+    return response[start + len("<answer>") : end].strip()
+
+
 def score(data_source: str, response: str, extra_info: Mapping[str, Any] | None) -> tuple[float, str | None]:
     """Return what the verifier of reasoning-gym gives a response, 0 to 1, and the answer that was found in it.
 
     A response without an answer, or with one that the verifier cannot digest, scores 0.
 
     Raises:
-        ValueError: the row does not carry the entry that the verifier needs, or names no task of reasoning-gym.
+        ValueError: the row does not carry the entry that the verifier needs, names no task of reasoning-gym, or asks
+            for tagged answers of a task whose verifier would run them.
     """
     name = data_source.removeprefix(DATA_SOURCE_PREFIX)
+    info = extra_info or {}
     try:
-        entry = json.loads((extra_info or {})["entry"])
+        entry = json.loads(info["entry"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"a row of {data_source} needs extra_info.entry, reasoning-gym's entry as JSON") from error
     verify = _verifier(name)
-    answer = extract_answer(response)
+    tagged = info.get("answer_format", "number") == "tag"
+    if tagged and name in EVALUATED:
+        raise ValueError(f"{data_source}: the verifier runs the answer as Python; a model's text must not be run")
+    answer = extract_tagged(response) if tagged else extract_answer(response)
     if answer is None:
         return 0.0, None
+    if _HUGE_EXPONENT.search(answer):
+        return 0.0, answer
     try:
         return float(verify(answer, entry)), answer
     except Exception:  # verifiers parse the answer in a hundred ways, and no answer of a model may end a training

@@ -1,5 +1,7 @@
 """verl's data files: what is accepted, and errors that name file and fault."""
 
+import contextlib
+
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -77,3 +79,13 @@ def test_missing_empty_and_corrupt_files_are_named(tmp_path):
 def test_a_bad_row_is_not_written_silently(tmp_path):
     with pytest.raises(DataFileError, match="row 0"):
         write_data_file([{**ROWS[0], "data_source": ""}], tmp_path / "data.parquet")
+
+
+def test_damage_anywhere_in_the_file_is_refused_or_harmless(tmp_path):
+    path = tmp_path / "data.parquet"
+    write_data_file(ROWS, path)
+    content = path.read_bytes()
+    for position in range(0, len(content), max(1, len(content) // 200)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
+        with contextlib.suppress(DataFileError):
+            check_data_file(path)

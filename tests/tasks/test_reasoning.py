@@ -1,6 +1,11 @@
 """reasoning-gym's tasks as verl's data, and its verifiers as rewards."""
 
+import inspect
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +79,92 @@ def test_too_few_questions_and_unknown_splits_are_refused():
 )
 def test_extract_answer(response, answer):
     assert reasoning.extract_answer(response) == answer
+
+
+def test_tagged_answers_are_what_the_last_tags_hold():
+    row = reasoning.rows("train", 1, 0, [reasoning.tagged_task("spell_backward")])[0]
+    truth = row["reward_model"]["ground_truth"]
+
+    def acc(response):
+        return compute_score(row["data_source"], response, truth, row["extra_info"])["acc"]
+
+    assert acc(f"<answer>{truth}</answer>") == 1.0
+    assert acc(f"<answer>x</answer> no: <answer> {truth}\n</answer>") == 1.0
+    assert acc(f"<answer>{truth}</answer> no: <answer>x</answer>") == 0.0
+    assert acc(f"<answer>x<answer>{truth}</answer>") == 1.0
+    assert acc(truth) == acc(f"<answer>{truth}") == acc(f"</answer>{truth}<answer>") == 0.0
+    assert acc(f"<answer>{truth}{' ' * 10_000}</answer>") == 0.0
+
+
+def test_a_task_whose_verifier_runs_answers_takes_numbers_only():
+    for name in reasoning.EVALUATED:
+        with pytest.raises(ValueError, match="runs the answer as Python"):
+            reasoning.tagged_task(name)
+    info = {"entry": json.dumps({"answer": "4"}), "answer_format": "tag"}
+    with pytest.raises(ValueError, match="runs the answer as Python"):
+        compute_score("reasoning_gym/countdown", "<answer>4</answer>", "4", info)
+
+
+def test_every_verifier_that_evaluates_text_is_known():
+    """A new version of the library may add one; someone has to look at it."""
+    from reasoning_gym.factory import DATASETS
+
+    # They evaluate what the library made itself: the problem, or its answer.
+    looked_at = {
+        "basic_arithmetic",
+        "bf",
+        "bitwise_arithmetic",
+        "codeio",
+        "gsm_symbolic",
+        "number_sorting",
+        "propositional_logic",
+    }
+    evaluators = re.compile(
+        r"\b(?:eval|exec|compile|parse_expr|parse_latex|sympify|S)\(|__import__|subprocess|os\.system"
+    )
+    found = set()
+    for name, (dataset, _) in DATASETS.items():
+        module = Path(inspect.getfile(dataset))
+        files = module.parent.glob("*.py") if module.parent.name in (name, "gsm_symbolic") else [module]
+        if any(evaluators.search(re.sub(r"re\.compile\(", "", file.read_text())) for file in files):
+            found.add(name)
+    assert found == reasoning.EVALUATED | looked_at
+
+
+HOSTILE = """
+import json, sys, time
+sys.set_int_max_str_digits(4300)
+from gtpo_verl.tasks import reasoning
+from gtpo_verl.tasks.rewards import compute_score
+slow = {"acre", "arc_agi", "codeio", "figlet_font", "futoshiki", "group_anagrams", "knight_swap", "zebra_puzzles"}
+answers = [
+    "__import__('pathlib').Path('PLANTED').touch()", "[__import__('pathlib').Path('PLANTED').touch()]",
+    "9**9**9", "1e999999999", "1E+999_999_999", "1/1e-999999", "9" * 8000, "(" * 4000 + ")" * 4000, "[" * 8000,
+    "{" * 4000, "1 " * 4000, "a" * 8000, "10" * 4000 + "!", "\\x00", "\\ud800", "", "[]", "{}", "null",
+    "nan", "inf", "-1",
+]
+for name in reasoning.task_names():
+    if name in slow:
+        continue
+    try:
+        row = reasoning.rows("train", 1, 0, [reasoning.tagged_task(name)])[0]
+    except ValueError:
+        continue
+    for answer in answers:
+        started = time.monotonic()
+        compute_score(row["data_source"], f"<answer>{answer}</answer>", "", row["extra_info"])
+        if time.monotonic() - started > 5:
+            print("slow", name, answer[:20])
+    print("done", name)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_no_verifier_runs_or_hangs_on_an_answer(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", HOSTILE], cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "slow" not in result.stdout
+    assert result.stdout.count("done") > 70
+    assert not (tmp_path / "PLANTED").exists()
