@@ -75,6 +75,7 @@ def main(request: Request) -> int:
         print("interrupted; downloads go on where they were when the command runs again", file=sys.stderr)
         return 130
     show(summaries, Console())
+    print(f"written to {request.output}, each with its manifest")
     return 0
 
 
@@ -103,11 +104,8 @@ def make(request: Request) -> list[Summary]:
         data_set.counts.rows_out = len(data_set.rows)
         if not data_set.rows:
             raise DataFileError(f"{data_set.name}: no row is left: {data_set.counts.as_manifest()}")
-    paths = write_all([_as_file(data_set) for data_set in made], request.output)
-    return [
-        Summary(str(path), data_set.split, data_set.counts, data_set.remarks)
-        for path, data_set in zip(paths, made, strict=True)
-    ]
+    write_all([_as_file(data_set) for data_set in made], request.output)
+    return [Summary(data_set.name, data_set.counts, data_set.remarks) for data_set in made]
 
 
 def _check(request: Request, names: Sequence[str]) -> None:

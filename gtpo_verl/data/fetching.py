@@ -98,10 +98,12 @@ def _from_hub(source: Source, endpoint: str | None, revision: str, cache_dir: Pa
         revision=revision,
         endpoint=endpoint.rstrip("/") if endpoint else None,
     )
+    # The token belongs to the hub and to what HF_ENDPOINT names, not to any address on the command line.
+    token = None if endpoint is None else False
     metadata = None
     failure = ""
     try:
-        metadata = get_hf_file_metadata(url)
+        metadata = get_hf_file_metadata(url, token=token)
     except Exception as error:  # the library raises its own, httpx's and the operating system's errors
         response = getattr(error, "response", None)
         if response is not None and 400 <= response.status_code < 500:
@@ -116,7 +118,7 @@ def _from_hub(source: Source, endpoint: str | None, revision: str, cache_dir: Pa
     if metadata is None:
         raise DownloadError(f"{where}: {url} cannot be reached ({failure}); --from takes a mirror, a file or a folder")
 
-    headers = {name: value for name, value in build_hf_headers().items() if name.lower() in ("authorization",)}
+    headers = {name: value for name, value in build_hf_headers(token=token).items() if name.lower() == "authorization"}
     remote = RemoteFile(url, metadata.size, metadata.etag, digest=metadata.etag, headers=headers)
     path = download(remote, cache_dir)
     return SourceFile(path, url, revision, commit, file_sha256(path))

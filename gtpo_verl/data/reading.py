@@ -18,6 +18,7 @@ from gtpo_verl.data.errors import first_line
 from gtpo_verl.tasks.data_files import DataFileError
 
 _BATCH_ROWS = 16384
+_READ_BYTES = 1 << 20  # at a time and column; without it a whole row group is read at once
 _PROBLEM_COLUMNS = ("problem", "question")
 _SCHEMA = pyarrow.schema([("text", pyarrow.string()), ("truth", pyarrow.string()), ("row", pyarrow.int64())])
 
@@ -43,7 +44,7 @@ def read_problems(path: Path, batch_rows: int = _BATCH_ROWS) -> Iterator[pyarrow
 def _parquet_batches(path: Path, batch_rows: int) -> Iterator[pyarrow.Table]:
     row = 0
     try:
-        with pyarrow.parquet.ParquetFile(path, memory_map=True) as file:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
             schema = file.schema_arrow
             columns = _columns(str(path), schema.names)
             convert = _plain if columns[-1] == "answer" else _chat

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -36,21 +37,21 @@ class Counts:
 class Summary:
     """One line of the report, and remarks below it."""
 
-    file: str
-    split: str
+    name: str
     counts: Counts
     remarks: list[str] = field(default_factory=list)
 
 
 def show(summaries: Sequence[Summary], console: Console) -> None:
     """Prints the table and the remarks."""
-    table = Table("file", "split")
-    for heading in ("rows in", "duplicates", "conflicting", "in validation", "rows out"):
-        table.add_column(heading, justify="right")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("data set", overflow="fold")
+    for heading in ("rows in", "duplicate", "conflicting", "in validation", "rows out"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
         numbers: list[Any] = list(summary.counts.as_manifest().values())
-        table.add_row(summary.file, summary.split, *(f"{number:,}" for number in numbers))
+        table.add_row(summary.name, *(f"{number:,}" for number in numbers))
     console.print(table)
     for summary in summaries:
         for remark in summary.remarks:
-            console.print(f"{summary.file}: {remark}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{summary.name}: {remark}", highlight=False, markup=False, soft_wrap=True)

@@ -66,8 +66,8 @@ class DataSet:
     manifest: Mapping[str, Any]
 
 
-def write_all(data_sets: Sequence[DataSet], folder: Path) -> list[Path]:
-    """Writes ``<name>.parquet`` and its manifest for each, replacing earlier ones, and returns the parquet files.
+def write_all(data_sets: Sequence[DataSet], folder: Path) -> None:
+    """Writes ``<name>.parquet`` and its manifest for each, replacing earlier ones.
 
     Everything is written beside its place, checked, and then renamed, so that a failure leaves what was there before.
 
@@ -91,7 +91,6 @@ def write_all(data_sets: Sequence[DataSet], folder: Path) -> list[Path]:
                 os.fsync(file.fileno())
         for path in sorted(staging.iterdir()):
             os.replace(path, folder / path.name)
-    return [folder / f"{data_set.name}.parquet" for data_set in data_sets]
 
 
 @contextlib.contextmanager

@@ -43,7 +43,9 @@ class Mirror:
         etags: announced instead of the true ones, by path.
         ignores_ranges: paths that are always sent whole.
         failing: paths answered with 503.
+        redirects: addresses to which paths are redirected, as the hub does with large files.
         requests: (method, path, Range header) of everything asked.
+        tokens: the Authorization headers that came, by path.
     """
 
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Mirror:
     etags: dict[str, str] = field(default_factory=dict)
     ignores_ranges: set[str] = field(default_factory=set)
     failing: set[str] = field(default_factory=set)
+    redirects: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, set[str | None]] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     address: str = ""
 
@@ -79,9 +83,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body):
         mirror, wanted = self.mirror, self.headers.get("Range")
         mirror.requests.append((self.command, self.path, wanted))
+        mirror.tokens.setdefault(self.path, set()).add(self.headers.get("Authorization"))
         content = mirror.contents.get(self.path)
         if content is None or self.path in mirror.failing:
             self.send_response(404 if content is None else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if self.path in mirror.redirects:
+            self.send_response(302)
+            self.send_header("Location", mirror.redirects[self.path])
+            self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Linked-Size", str(len(content)))
+            self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

@@ -104,8 +104,10 @@ def test_a_file_may_come_from_elsewhere(data, mirror, samples, tmp_path, place):
         "mirror": f"{mirror.address}/",
     }
     # An endpoint that nothing listens at: the hub must not be asked.
-    result = data("aime24", "--from", places[place], "--output", "out", HF_ENDPOINT="http://127.0.0.1:9")
+    variables = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_TOKEN": "hf_secret"}
+    result = data("aime24", "--from", places[place], "--output", "out", **variables)
     assert result.returncode == 0, result.stderr
+    assert "Bearer hf_secret" not in {token for tokens in mirror.tokens.values() for token in tokens}
     assert check_data_file(tmp_path / "out/aime24.parquet") == 2
 
 
@@ -123,6 +125,28 @@ def test_an_interrupted_download_is_resumed_by_the_next_command(data, mirror, sa
     assert resumed.returncode == 0, resumed.stderr
     assert mirror.ranges(path) == ["bytes=10000-"]
     assert check_data_file(tmp_path / "data/dapo-math-17k.parquet") == 3000
+
+
+def test_a_redirected_download_is_resumed_and_gets_no_token(data, mirror, samples, tmp_path):
+    """Large files of the hub lie on another host."""
+    content = samples.dapo([(f"What is {number}?", str(number)) for number in range(3000)])
+    path = mirror.publish("dapo-math-17k", content)
+    mirror.contents["/store"] = content
+    mirror.etags["/store"] = "another"
+    mirror.redirects[path] = mirror.address.replace("127.0.0.1", "localhost") + "/store"
+    mirror.never_beyond["/store"] = 10_000
+    variables = {"HF_ENDPOINT": mirror.address, "HF_TOKEN": "hf_secret"}
+    stopped = data("dapo-math-17k", **variables)
+    assert stopped.returncode == 1
+    assert "hf_secret" not in stopped.stdout + stopped.stderr
+    mirror.never_beyond.clear()
+    mirror.requests.clear()
+    resumed = data("dapo-math-17k", **variables)
+    assert resumed.returncode == 0, resumed.stderr
+    assert mirror.ranges("/store") == ["bytes=10000-"]
+    assert mirror.tokens["/store"] == {None}
+    assert mirror.tokens[path] == {"Bearer hf_secret"}
+    assert manifest_of(tmp_path / "data", "dapo-math-17k")["source"]["commit"] == samples.commit
 
 
 @pytest.mark.parametrize("names", [["aime24", "dapo-math-17k"], ["dapo-math-17k", "aime24"]])
@@ -215,13 +239,14 @@ def test_an_unreachable_hub_and_an_unknown_revision_are_one_line(data, mirror, s
     assert result.stderr.count("\n") == 1
 
 
-def test_a_file_in_the_hubs_own_cache_needs_no_network(data, mirror, samples, tmp_path):
+@pytest.mark.parametrize("variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])
+def test_a_file_in_the_hubs_own_cache_needs_no_network(data, samples, tmp_path, variables):
     snapshot = tmp_path / ".hf/hub/datasets--BytedTsinghua-SIA--AIME-2024"
     (snapshot / "refs").mkdir(parents=True)
     (snapshot / "refs/main").write_text(samples.commit)
     (snapshot / f"snapshots/{samples.commit}/data").mkdir(parents=True)
     (snapshot / f"snapshots/{samples.commit}/data/aime-2024.parquet").write_bytes(samples.dapo(VALIDATION))
-    result = data("aime24", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path / ".hf"))
+    result = data("aime24", HF_HOME=str(tmp_path / ".hf"), **variables)
     assert result.returncode == 0, result.stderr
     assert manifest_of(tmp_path / "data", "aime24")["source"]["commit"] == samples.commit
 

@@ -1,7 +1,10 @@
 """What a published file may look like, and errors that name file, column and row."""
 
 import contextlib
+import functools
 import json
+import subprocess
+import sys
 
 import pyarrow
 import pytest
@@ -162,3 +165,26 @@ def test_a_cut_parquet_file_is_refused(samples, tmp_path):
     content = samples.dapo(PAIRS)
     with pytest.raises(DataFileError, match="not a readable parquet file"):
         read(write(tmp_path, "some.parquet", content[: len(content) // 2]))
+
+
+def test_memory_does_not_grow_with_a_row_group(tmp_path):
+    """The published file holds more than a gigabyte of text in two row groups."""
+    program = """
+import pathlib, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from gtpo_verl.data.reading import read_problems
+path = pathlib.Path("large.parquet")
+if sys.argv[1] == "write":
+    text = pa.array(["x" * 2000 + str(n) for n in range(100)])
+    place = pa.array([n % 100 for n in range(60_000)])
+    table = pa.table({"problem": text.take(place), "answer": text.take(place)})
+    pq.write_table(table, path, use_dictionary=False, compression="none")
+else:
+    print(sum(len(batch) for batch in read_problems(path, 1000)), pa.default_memory_pool().max_memory() >> 20)
+"""
+    run = functools.partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+    run([sys.executable, "-c", program, "write"])
+    assert (tmp_path / "large.parquet").stat().st_size > 200_000_000
+    rows, mebibytes = map(int, run([sys.executable, "-c", program, "read"]).stdout.split())
+    assert rows == 60_000
+    assert mebibytes < 64

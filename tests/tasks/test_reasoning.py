@@ -168,3 +168,18 @@ def test_no_verifier_runs_or_hangs_on_an_answer(tmp_path):
     assert "slow" not in result.stdout
     assert result.stdout.count("done") > 70
     assert not (tmp_path / "PLANTED").exists()
+
+
+@pytest.mark.timeout(600)
+def test_which_tasks_can_be_trained_on():
+    """docs/data.md names the others."""
+    refused = {}
+    for name in set(reasoning.task_names()) - reasoning.EVALUATED:
+        try:
+            reasoning.rows("train", 2, 0, [reasoning.tagged_task(name)])
+        except ValueError as error:
+            refused[name] = str(error)
+    no_answer = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+    assert {name for name, reason in refused.items() if "states no answer" in reason} == no_answer
+    assert {name for name, reason in refused.items() if "its own answers" in reason} == {"arc_agi", "rearc"}
+    assert set(refused) - no_answer - {"arc_agi", "rearc"} == {"composite"}
