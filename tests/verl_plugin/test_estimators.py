@@ -15,7 +15,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig
 from gtpo_verl.verl_plugin.estimators import register_estimators
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())["advantages"]
+GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())["advantages"]
 
 
 @pytest.fixture(autouse=True)

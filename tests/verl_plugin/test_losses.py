@@ -13,7 +13,7 @@ from verl.workers.config import ActorConfig
 from gtpo_verl.algorithms import LOSSES
 from gtpo_verl.verl_plugin.losses import register_losses
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())["losses"]
+GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())["losses"]
 
 
 @pytest.fixture(autouse=True)
