@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gtpo_verl.data.downloads import RemoteFile, download, file_sha256, look_up
+from gtpo_verl.data.downloads import TRANSIENT, RemoteFile, download, file_sha256, look_up, public_url
 from gtpo_verl.data.errors import DownloadError, first_line
 from gtpo_verl.data.sources import Source
 from gtpo_verl.tasks.data_files import DataFileError
@@ -20,7 +21,7 @@ class SourceFile:
 
     Attributes:
         path: the file.
-        origin: URL or path.
+        origin: path, or URL without what may be secret in it.
         revision: what was asked of the hub; None for a file from elsewhere.
         commit: the hub's commit, 40 hex digits; None where unknown.
         sha256: of the content, in hex.
@@ -47,13 +48,26 @@ def fetch(source: Source, place: str | None, revision: str, cache_dir: Path) -> 
         DataFileError: there is no such file on this machine.
         DownloadError: it cannot be downloaded; what arrived is kept for the next attempt.
     """
-    if place is None or (_is_url(place) and not _names_a_file(place)):
+    if place is None or comes_from_hub(place):
         return _from_hub(source, place, revision, cache_dir)
     if _is_url(place):
         path = download(look_up(place), cache_dir)
-        return SourceFile(path, place, None, None, file_sha256(path))
+        return SourceFile(path, public_url(place), None, None, file_sha256(path))
     path = _local(source, Path(place))
     return SourceFile(path, str(path), None, None, file_sha256(path))
+
+
+def is_place(text: str) -> bool:
+    """Whether a text can be a place at all; an unset variable of a shell script cannot."""
+    try:
+        return bool(text.strip() and (not _is_url(text) or urlsplit(text).hostname))
+    except ValueError:
+        return False
+
+
+def comes_from_hub(place: str | None) -> bool:
+    """Whether a place is the hub or a mirror of it, rather than a file or a folder."""
+    return place is None or (_is_url(place) and not _names_a_file(place))
 
 
 def names_one_file(place: str) -> bool:
@@ -87,7 +101,10 @@ def _local(source: Source, place: Path) -> Path:
 
 
 def _from_hub(source: Source, endpoint: str | None, revision: str, cache_dir: Path) -> SourceFile:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    # Read when the library is imported. It would ask the hub for a list that only its statistics need, and keep it in
+    # the user's home, also where a mirror is named because the hub cannot be reached.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
     where = f"{source.repository}@{revision}: {source.file}"
@@ -100,30 +117,38 @@ def _from_hub(source: Source, endpoint: str | None, revision: str, cache_dir: Pa
     )
     # The token belongs to the hub and to what HF_ENDPOINT names, not to any address on the command line.
     token = None if endpoint is None else False
-    metadata = None
-    failure = ""
+    shown = public_url(url)
     try:
         metadata = get_hf_file_metadata(url, token=token)
     except Exception as error:  # the library raises its own, httpx's and the operating system's errors
-        response = getattr(error, "response", None)
-        if response is not None and 400 <= response.status_code < 500:
-            raise DownloadError(f"{where}: {url} answers {response.status_code} ({type(error).__name__})") from error
-        failure = f"{type(error).__name__}: {first_line(error)}"
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is not None and 400 <= status < 500 and status not in TRANSIENT:
+            raise DownloadError(f"{where}: {shown} answers {status} ({type(error).__name__})") from error
+        cached = _cached(source, revision) if endpoint is None else None
+        if cached is None:
+            reason = f"{type(error).__name__}: {first_line(error)}".replace(url, shown)
+            raise DownloadError(
+                f"{where}: {shown} cannot be reached ({reason}); --from takes a mirror, a file or a folder"
+            ) from error
+        return SourceFile(cached, shown, revision, _commit_of(cached), file_sha256(cached))
 
-    commit = metadata.commit_hash if metadata else None
-    # What another program has downloaded already, found also without a network.
-    cached = try_to_load_from_cache(source.repository, source.file, revision=commit or revision, repo_type="dataset")
-    if isinstance(cached, str):
-        return SourceFile(Path(cached), url, revision, commit or _commit_of(cached), file_sha256(Path(cached)))
-    if metadata is None:
-        raise DownloadError(f"{where}: {url} cannot be reached ({failure}); --from takes a mirror, a file or a folder")
-
+    commit = metadata.commit_hash
     headers = {name: value for name, value in build_hf_headers(token=token).items() if name.lower() == "authorization"}
     remote = RemoteFile(url, metadata.size, metadata.etag, digest=metadata.etag, headers=headers)
-    path = download(remote, cache_dir)
-    return SourceFile(path, url, revision, commit, file_sha256(path))
+    # What another program has downloaded already. Without a commit the cache may hold another version.
+    path = _cached(source, commit) if endpoint is None and commit else None
+    if path is None or not remote.is_in(path):
+        path = download(remote, cache_dir)
+    return SourceFile(path, shown, revision, commit, file_sha256(path))
 
 
-def _commit_of(cached: str) -> str | None:
-    parts = Path(cached).parts
+def _cached(source: Source, revision: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(source.repository, source.file, revision=revision, repo_type="dataset")
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def _commit_of(cached: Path) -> str | None:
+    parts = cached.parts
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts else None

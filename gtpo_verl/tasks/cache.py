@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 
 def content_key(parts: dict[str, Any], modules: Sequence[ModuleType], packages: Sequence[str]) -> str:
@@ -41,7 +41,7 @@ def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Pat
     if final.is_dir():
         return final
     cache_dir.mkdir(parents=True, exist_ok=True)
-    with _exclusive(cache_dir / f".{name}.lock"):
+    with exclusive(cache_dir / f".{name}.lock"):
         if final.is_dir():
             return final
         for leftover in cache_dir.glob(f".{name}.tmp-*"):
@@ -58,8 +58,33 @@ def build_once(cache_dir: Path, name: str, build: Callable[[Path], None]) -> Pat
 
 
 @contextlib.contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    # The kernel drops the lock with the process, so that a killed run blocks nobody.
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def exclusive(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Holds a lock that one process at a time holds, and the next as soon as this one has ended, however it ended.
+
+    Args:
+        path: a file for the lock, in a folder that exists; it is gone afterwards.
+        waiting: called once if another process holds the lock.
+    """
+    while True:
+        with path.open("a") as handle:
+            try:
+                # The kernel drops the lock with the process, so that a killed run blocks nobody.
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            # Whoever held the lock has removed this file; the next process makes and locks another.
+            if not _is_at(path, handle):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_at(path: Path, handle: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle.fileno()))
+    except FileNotFoundError:
+        return False

@@ -1,6 +1,5 @@
 """A server with the hub's address layout, files of the published shapes, and the command as a user starts it."""
 
-import functools
 import hashlib
 import json
 import os
@@ -8,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +42,10 @@ class Mirror:
         never_beyond: bytes of the file that are never sent, whatever is asked, by path.
         etags: announced instead of the true ones, by path.
         ignores_ranges: paths that are always sent whole.
+        refuses_ranges: paths whose requests with a Range are answered with 416.
+        headers: more headers, or others, by path.
+        sent_instead: body and headers of the answer to GET, by path, where HEAD announces something else; an empty
+            header is left out.
         failing: paths answered with 503.
         redirects: addresses to which paths are redirected, as the hub does with large files.
         requests: (method, path, Range header) of everything asked.
@@ -53,14 +57,17 @@ class Mirror:
     never_beyond: dict[str, int] = field(default_factory=dict)
     etags: dict[str, str] = field(default_factory=dict)
     ignores_ranges: set[str] = field(default_factory=set)
+    refuses_ranges: set[str] = field(default_factory=set)
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
+    sent_instead: dict[str, tuple[bytes, dict[str, str]]] = field(default_factory=dict)
     failing: set[str] = field(default_factory=set)
     redirects: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, set[str | None]] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     address: str = ""
 
-    def publish(self, name: str, content: bytes) -> str:
-        path = f"/datasets/{REPOSITORIES[name]}/resolve/main/{FILES[name]}"
+    def publish(self, name: str, content: bytes, prefix: str = "") -> str:
+        path = f"{prefix}/datasets/{REPOSITORIES[name]}/resolve/main/{FILES[name]}"
         self.contents[path] = content
         return path
 
@@ -99,18 +106,36 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if body and self.path in mirror.sent_instead:
+            other, headers = mirror.sent_instead[self.path]
+            self.send_response(200)
+            for name, value in {"Content-Length": str(len(other)), **headers}.items():
+                if value:
+                    self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(other)
+            return
+        if wanted and self.path in mirror.refuses_ranges:
+            self.send_response(416)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         start = (
             int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and self.path not in mirror.ignores_ranges else 0
         )
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        etag = mirror.etags.get(self.path, hashlib.sha256(content).hexdigest())
-        self.send_header("ETag", f'"{etag}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        # The hub announces its chunk store for large files; plain requests have to work all the same.
-        self.send_header("X-Xet-Hash", "0" * 64)
-        self.send_header("Content-Length", str(len(content) - start))
+        headers = {
+            "ETag": f'"{mirror.etags.get(self.path, hashlib.sha256(content).hexdigest())}"',
+            "X-Repo-Commit": COMMIT,
+            # The hub announces its chunk store for large files; plain requests have to work all the same.
+            "X-Xet-Hash": "0" * 64,
+            "Content-Length": str(len(content) - start),
+            **mirror.headers.get(self.path, {}),
+        }
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         if not body:
             return
@@ -177,22 +202,39 @@ def samples():
     return Samples
 
 
-def run_command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    """Runs ``gtpo-verl data`` in a folder, without the variables that a test session may have set."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH", "OMP_NUM_THREADS") if name in os.environ}
-    home = folder / ".home"
-    home.mkdir(exist_ok=True)
-    return subprocess.run(
-        [sys.executable, "-m", "gtpo_verl.cli", "data", *arguments],
-        cwd=folder,
-        env={**kept, "HOME": str(home), "COLUMNS": "200", **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+@dataclass
+class Command:
+    """``gtpo-verl data`` in a folder, without the variables that a test session may have set."""
+
+    folder: Path
+
+    def start(self, *arguments: str, before: Sequence[str] = (), **variables: str) -> subprocess.Popen:
+        """Starts it; ``before`` is a command that starts it in turn, ``variables`` are the environment's."""
+        names = ("PATH", "LANG", "PYTHONPATH", "OMP_NUM_THREADS")
+        kept = {name: os.environ[name] for name in names if name in os.environ}
+        home = self.folder / ".home"
+        home.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            # Where nothing is compiled yet, a library of reasoning-gym's is, with a warning of the compiler's.
+            [*before, sys.executable, "-W", "ignore::SyntaxWarning", "-m", "gtpo_verl.cli", "data", *arguments],
+            cwd=self.folder,
+            env={**kept, "HOME": str(home), "COLUMNS": "200", **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, **options) -> subprocess.CompletedProcess:
+        """Runs it to its end."""
+        with self.start(*arguments, **options) as process:
+            try:
+                output, errors = process.communicate(timeout=120)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.fixture
 def data(tmp_path):
     """The command, in an empty folder."""
-    return functools.partial(run_command, tmp_path)
+    return Command(tmp_path)
