@@ -41,9 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--from", dest="place", help="instead of the hub: a file, a folder, a file's URL, or a hub mirror"
     )
     data.add_argument("--revision", help="branch, tag or commit of the hub's repository; main by default")
-    data.add_argument("--rows", type=int, default=2048, help="training rows of a reasoning-gym task")
-    data.add_argument("--validation-rows", type=int, default=128, help="validation rows of a reasoning-gym task")
-    data.add_argument("--seed", type=int, default=0, help="of a reasoning-gym task")
+    data.add_argument("--rows", type=int, help="training rows of a reasoning-gym task; 2048 by default")
+    data.add_argument("--validation-rows", type=int, help="validation rows of one; 128 by default")
+    data.add_argument("--seed", type=int, help="of a reasoning-gym task; 0 by default")
     data.add_argument("--cache-dir", default=".cache/gtpo-verl", help="where downloads are kept")
     data.set_defaults(run=_data)
 

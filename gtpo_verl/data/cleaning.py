@@ -1,12 +1,14 @@
 """One row per problem: repetitions are counted and dropped, problems with contradicting answers set aside.
 
-Two prompts are the same problem if their texts differ in white space only. Answers are the same if the reward finds
-them equal without algebra (`gtpo_verl.rewards.exact`): 7 and 7.0 are, 1/2 and 0.51 are not.
+Two prompts are the same problem if their texts differ in nothing but white space and the Unicode form of a character (é
+in one code point or two). Answers are the same if the reward finds them equal without algebra
+(`gtpo_verl.rewards.exact`): 7 and 7.0 are, 1/2 and 0.51 are not.
 """
 
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +17,13 @@ import pyarrow
 
 from gtpo_verl.rewards.exact import compare
 from gtpo_verl.rewards.math import MAX_ANSWER_CHARS
-from gtpo_verl.rewards.normalization import Answer, normalize_answer
+from gtpo_verl.rewards.normalization import normalize_answer
 from gtpo_verl.rewards.prompts import DAPO_PROMPT, dapo_prompt
 from gtpo_verl.tasks.data_files import DataFileError
 
 _BEFORE, _AFTER = DAPO_PROMPT.split("{problem}")
+# Two contradict each other; a file with thousands for one problem must not cost a comparison of each with each.
+_ANSWERS_KEPT = 4
 
 
 @dataclass
@@ -31,7 +35,7 @@ class Problem:
         prompt: what the model is asked.
         row: the first row it stands in, from 0.
         rows: how many rows it stands in.
-        answers: the different answers, each with the first row that has it.
+        answers: the first different answers, each with the first row that has it.
     """
 
     text: str
@@ -73,9 +77,7 @@ class Cleaned:
 def unwrapped(prompt: str) -> str:
     """Returns the problem within a prompt of DAPO's form; any other text as it is."""
     text = prompt.strip()
-    if text.startswith(_BEFORE) and text.endswith(_AFTER) and len(text) >= len(_BEFORE) + len(_AFTER):
-        return text[len(_BEFORE) : len(text) - len(_AFTER)].strip()
-    return text
+    return text.removeprefix(_BEFORE).removesuffix(_AFTER).strip() if _is_wrapped(text) else text
 
 
 def clean(batches: Iterable[pyarrow.Table], path: Path) -> Cleaned:
@@ -115,14 +117,14 @@ def clean(batches: Iterable[pyarrow.Table], path: Path) -> Cleaned:
 
 
 def _is_wrapped(text: str) -> bool:
-    return text.startswith(_BEFORE) and text.endswith(_AFTER)
+    return text.startswith(_BEFORE) and text.endswith(_AFTER) and len(text) >= len(_BEFORE) + len(_AFTER)
 
 
 def _key(text: str, path: Path, row: int) -> bytes:
     words = unwrapped(text).split()
     if not words:
         raise DataFileError(f"{path}: row {row}: the problem is empty")
-    return hashlib.blake2b(" ".join(words).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(unicodedata.normalize("NFC", " ".join(words)).encode(), digest_size=16).digest()
 
 
 def _add_answer(problem: Problem, truth: str, path: Path, row: int) -> None:
@@ -133,9 +135,7 @@ def _add_answer(problem: Problem, truth: str, path: Path, row: int) -> None:
     answer = normalize_answer(truth)
     if not answer.text:
         raise DataFileError(f"{path}: row {row}: the answer is empty")
-    if not any(_same(answer, normalize_answer(other)) for other in problem.answers):
+    if len(problem.answers) < _ANSWERS_KEPT and not any(
+        compare(answer, normalize_answer(other)) for other in problem.answers
+    ):
         problem.answers[truth] = row
-
-
-def _same(answer: Answer, other: Answer) -> bool:
-    return compare(answer, other) is True

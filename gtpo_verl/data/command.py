@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,15 +16,23 @@ from gtpo_verl import __version__
 from gtpo_verl.data.cleaning import Problem, clean
 from gtpo_verl.data.contamination import comparison_key, problems_by_split
 from gtpo_verl.data.errors import DownloadError, RequestError
-from gtpo_verl.data.fetching import fetch, names_one_file
+from gtpo_verl.data.fetching import comes_from_hub, fetch, is_place, names_one_file
 from gtpo_verl.data.reading import read_problems
 from gtpo_verl.data.sources import REASONING_GYM_PREFIX, SOURCES, Source, near_matches
 from gtpo_verl.data.summary import Counts, Summary, show
-from gtpo_verl.data.writing import MATHS_SCHEMA, REASONING_SCHEMA, DataSet, write_all
+from gtpo_verl.data.writing import (
+    MANIFEST_SUFFIX,
+    MATHS_SCHEMA,
+    REASONING_SCHEMA,
+    DataSet,
+    output_folder,
+    write_all,
+)
 from gtpo_verl.tasks import reasoning
 from gtpo_verl.tasks.data_files import DataFileError
 
 _SHOWN = 3
+_ROWS = {"train": 2048, "validation": 128}
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Request:
         output: folder of the files.
         place: where published files come from, as `gtpo_verl.data.fetching.fetch` takes it.
         revision: of the hub's repository; None for ``main``.
-        rows, validation_rows, seed: of reasoning-gym's tasks.
+        rows, validation_rows, seed: of reasoning-gym's tasks; None for 2048, 128 and 0.
         cache_dir: where downloads are kept.
     """
 
@@ -43,9 +52,9 @@ class Request:
     output: Path = Path("data")
     place: str | None = None
     revision: str | None = None
-    rows: int = 2048
-    validation_rows: int = 128
-    seed: int = 0
+    rows: int | None = None
+    validation_rows: int | None = None
+    seed: int | None = None
     cache_dir: Path = Path(".cache/gtpo-verl")
 
 
@@ -83,33 +92,37 @@ def make(request: Request) -> list[Summary]:
     """Makes all data sets of a request, or none.
 
     Raises:
-        RequestError: unknown names, or options that do not go together.
+        RequestError: unknown names, options that do not go together, or an output that must not be replaced.
         DataFileError: a file is not what it should be, or a training file already in the folder holds problems of a
             validation set that is being made.
         DownloadError: a file cannot be had.
         OSError: the folder cannot be written.
     """
     names = list(dict.fromkeys(request.names))
-    _check(request, names)
+    _check_names(names)
+    _check_options(request, names)
+    _check_output(request.output, names)
     made: list[_Made] = []
     for name in names:
         if name in SOURCES:
             made.append(_published(SOURCES[name], request))
         else:
             made.extend(_generated(name.removeprefix(REASONING_GYM_PREFIX), request))
-    _separate(made, request.output)
-    for data_set in made:
-        for index, row in enumerate(data_set.rows):
-            row["extra_info"]["index"] = index
-        data_set.counts.rows_out = len(data_set.rows)
-        if not data_set.rows:
-            raise DataFileError(f"{data_set.name}: no row is left: {data_set.counts.as_manifest()}")
-    write_all([_as_file(data_set) for data_set in made], request.output)
+    # Nobody else may add a file between the look at the others and the writing.
+    with output_folder(request.output):
+        _check_output(request.output, names)
+        _separate(made, request.output)
+        for data_set in made:
+            for index, row in enumerate(data_set.rows):
+                row["extra_info"]["index"] = index
+            data_set.counts.rows_out = len(data_set.rows)
+            if not data_set.rows:
+                raise DataFileError(f"{data_set.name}: no row is left: {data_set.counts.as_manifest()}")
+        write_all([_as_file(data_set) for data_set in made], request.output)
     return [Summary(data_set.name, data_set.counts, data_set.remarks) for data_set in made]
 
 
-def _check(request: Request, names: Sequence[str]) -> None:
-    published = [name for name in names if name in SOURCES]
+def _check_names(names: Sequence[str]) -> None:
     for name in names:
         task = name.removeprefix(REASONING_GYM_PREFIX)
         if task != name:
@@ -122,18 +135,58 @@ def _check(request: Request, names: Sequence[str]) -> None:
         elif name not in SOURCES:
             known = [*SOURCES, f"{REASONING_GYM_PREFIX}<task>"]
             raise RequestError(f"{name}: unknown data set{near_matches(name, known)}; there are {', '.join(known)}")
-    if request.place is not None and not published:
-        raise RequestError("--from: none of these data sets is fetched")
-    if request.place is not None and len(published) > 1 and names_one_file(request.place):
-        raise RequestError(f"--from {request.place}: one file cannot be {' and '.join(published)}; name a folder")
-    if request.revision is not None and len(published) != 1:
-        raise RequestError("--revision: each repository has its own; name one data set of the hub")
-    if request.rows < 1 or request.validation_rows < 1:
-        raise RequestError("--rows and --validation-rows must be at least 1")
+
+
+def _check_options(request: Request, names: Sequence[str]) -> None:
+    """An option that would do nothing is refused: it was meant to do something."""
+    published = [name for name in names if name in SOURCES]
+    if request.place is not None:
+        if not published:
+            raise RequestError("--from: none of these data sets is fetched")
+        if not is_place(request.place):
+            raise RequestError(f"--from {request.place!r}: no mirror, URL of a file, file or folder")
+        if len(published) > 1 and names_one_file(request.place):
+            raise RequestError(f"--from {request.place}: one file cannot be {' and '.join(published)}; name a folder")
+    if request.revision is not None:
+        if len(published) != 1:
+            raise RequestError("--revision: each repository has its own; name one data set of the hub")
+        if not comes_from_hub(request.place):
+            raise RequestError(f"--revision: {request.place} is no hub, it has none")
+        if not request.revision.strip():
+            raise RequestError("--revision: empty; it takes a branch, a tag or a commit")
+    least = {"rows": (request.rows, 1), "validation-rows": (request.validation_rows, 1), "seed": (request.seed, 0)}
+    for option, (value, minimum) in least.items():
+        if value is not None and len(published) == len(names):
+            raise RequestError(f"--{option}: for tasks of reasoning-gym only; published data sets are taken whole")
+        if value is not None and value < minimum:
+            raise RequestError(f"--{option} {value}: too small")
+
+
+def _check_output(output: Path, names: Sequence[str]) -> None:
+    """Refuses what can be known to fail, or to destroy a file of the user, before anything is downloaded."""
+    if output.exists() and not output.is_dir():
+        raise RequestError(f"--output {output}: not a folder")
+    existing = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RequestError(f"--output {output}: {existing} cannot be written")
+    for name in names:
+        for file_name in _file_names(name):
+            path = output / f"{file_name}.parquet"
+            manifest = path.with_suffix(MANIFEST_SUFFIX)
+            for there in (path, manifest):
+                if there.exists() and not (there.is_file() and manifest.is_file()):
+                    raise RequestError(f"{there}: not written by this command; move it, or choose another --output")
+
+
+def _file_names(name: str) -> list[str]:
+    task = name.removeprefix(REASONING_GYM_PREFIX)
+    return [name] if task == name else [f"reasoning-gym-{task}-{split}" for split in _ROWS]
 
 
 def _published(source: Source, request: Request) -> _Made:
     file = fetch(source, request.place, request.revision or "main", request.cache_dir)
+    if file.path.resolve() == (request.output / f"{source.name}.parquet").resolve():
+        raise RequestError(f"{file.path}: would be replaced by what is read from it; choose another --output")
     cleaned = clean(read_problems(file.path), file.path)
     if cleaned.conflicts and source.split == "validation":
         first = cleaned.conflicts[0]
@@ -181,17 +234,20 @@ def _row(source: Source, problem: Problem) -> dict[str, Any]:
 def _generated(name: str, request: Request) -> list[_Made]:
     task = reasoning.tagged_task(name)
     made = []
-    for split, count in (("train", request.rows), ("validation", request.validation_rows)):
+    counts = {"train": request.rows, "validation": request.validation_rows}
+    seed = request.seed or 0
+    for split, file_name in zip(_ROWS, _file_names(REASONING_GYM_PREFIX + name), strict=True):
+        count = counts[split] or _ROWS[split]
         try:
-            rows = reasoning.rows(split, count, request.seed, [task])
+            rows = reasoning.rows(split, count, seed, [task])
         except ValueError as error:
             raise RequestError(f"{REASONING_GYM_PREFIX}{name}: {error}") from error
         made.append(
             _Made(
-                name=f"reasoning-gym-{name}-{split}",
+                name=file_name,
                 split=split,
                 schema=REASONING_SCHEMA,
-                source={"library": "reasoning-gym", "task": name, "seed": request.seed},
+                source={"library": "reasoning-gym", "task": name, "seed": seed},
                 counts=Counts(count),
                 problems=[row["prompt"][-1]["content"] for row in rows],
                 rows=rows,
@@ -207,7 +263,12 @@ def _separate(made: Sequence[_Made], output: Path) -> None:
     replaced = {f"{data_set.name}.parquet" for data_set in made}
     for path in sorted(output.glob("*.parquet")):
         if path.name not in replaced:
-            for split, keys in problems_by_split(path).items():
+            splits = problems_by_split(path)
+            if not splits:
+                made[0].remarks.append(
+                    f"not compared with {path.name}, which does not say in extra_info.split what it is"
+                )
+            for split, keys in splits.items():
                 if split == "train":
                     training.append((path, keys))
                 else:

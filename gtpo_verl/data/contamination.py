@@ -50,7 +50,8 @@ def problems_by_split(path: Path) -> dict[str, dict[str, int]]:
             table = file.read(columns=["prompt", "extra_info"])
             names = pyarrow.compute.struct_field(table.column("extra_info"), "split").to_pylist()
             prompts = table.column("prompt").to_pylist()
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    # A KeyError is pyarrow's name for two columns of one name.
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({first_line(error)})") from error
     splits: dict[str, dict[str, int]] = {}
     for row, (name, prompt) in enumerate(zip(names, prompts, strict=True)):

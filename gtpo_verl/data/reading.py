@@ -53,7 +53,8 @@ def _parquet_batches(path: Path, batch_rows: int) -> Iterator[pyarrow.Table]:
                 rows = pyarrow.array(range(row, row + len(batch)), pyarrow.int64())
                 yield pyarrow.table([text, truth, rows], schema=_SCHEMA)
                 row += len(batch)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    # A KeyError is pyarrow's name for two columns of one name.
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         where = f", after row {row - 1}" if row else ""
         raise DataFileError(f"{path}: not a readable parquet file{where} ({first_line(error)})") from error
 

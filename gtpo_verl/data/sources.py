@@ -49,5 +49,5 @@ SOURCES = {
 
 def near_matches(name: str, known: list[str]) -> str:
     """Returns ``"; did you mean a, b?"`` for names like ``name``, or an empty text."""
-    found = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(found)}?" if found else ""

@@ -45,7 +45,8 @@ def check_data_file(
         raise DataFileError(f"{path}: no such data file")
     try:
         return _count_rows(path, pyarrow.parquet.read_table(path), prompt_key, data_source_key)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    # A KeyError is pyarrow's name for two columns of one name.
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({error})") from error
 
 

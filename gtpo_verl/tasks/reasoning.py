@@ -128,11 +128,9 @@ def _entries(task: ReasoningTask, seed: int, count: int) -> Iterator[Mapping[str
     for start in range(0, count, _POOL):
         try:
             # An entry depends on the sum of seed and position, so that pools do not repeat each other.
-            pool = reasoning_gym.create_dataset(task.name, size=_POOL, seed=seed + start, **task.settings)
-            entries = iter(pool)
+            yield from reasoning_gym.create_dataset(task.name, size=_POOL, seed=seed + start, **task.settings)
         except Exception as error:  # a hundred data sets refuse their settings in as many ways
             raise ValueError(f"reasoning-gym cannot make {task.name}: {error}") from error
-        yield from entries
 
 
 def split_of(question: str) -> str:

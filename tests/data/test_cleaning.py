@@ -2,7 +2,7 @@
 
 import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_verl.data.cleaning import clean, unwrapped
@@ -21,6 +21,7 @@ def cleaned(pairs, path, batch_rows=1000):
     return clean((table.slice(start, batch_rows) for start in range(0, len(pairs), batch_rows)), path)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["", " ", "\n"])), min_size=1),
     st.integers(1, 7),
@@ -44,11 +45,39 @@ def test_answers_that_the_reward_takes_for_equal_do_not_contradict(tmp_path):
     assert not result.conflicts
 
 
+def test_unicode_forms_of_a_character_do_not_make_another_problem(tmp_path):
+    composed, decomposed, other = "Pok\u00e9mon\u00a0in \u00c5", "Poke\u0301mon in A\u030a", "Pokemon in A"
+    result = cleaned([(composed, "1"), (decomposed, "1"), (other, "1"), ("x²", "1"), ("x2", "1")], tmp_path)
+    assert [(problem.text, problem.rows) for problem in result.problems] == [
+        (composed, 2),
+        (other, 1),
+        ("x²", 1),
+        ("x2", 1),
+    ]
+
+
+@pytest.mark.timeout(60)
+def test_thousands_of_answers_to_one_problem_are_one_conflict(tmp_path):
+    result = cleaned([("a", str(number)) for number in range(20_000)] + [("b", "1")], tmp_path)
+    (conflict,) = result.conflicts
+    assert list(conflict.answers.items())[:2] == [("0", 0), ("1", 1)]
+    assert (conflict.rows, result.conflicting, len(result.problems)) == (20_000, 20_000, 1)
+    with pytest.raises(DataFileError, match="row 5: the answer is empty"):
+        cleaned([("a", str(number)) for number in range(5)] + [("a", "$$")], tmp_path)
+
+
 def test_a_prompt_is_wrapped_once(tmp_path):
     braces = r"Let $\{x\}$ be {problem}."
     result = cleaned([(dapo_prompt(braces), "1"), (braces, "1"), ("other", "2"), ("other ", "2")], tmp_path)
     assert [problem.prompt for problem in result.problems] == [dapo_prompt(braces), dapo_prompt("other")]
     assert [problem.rows for problem in result.problems] == [2, 2]
+
+
+def test_instructions_that_overlap_are_no_wrapped_problem(tmp_path):
+    before, after = dapo_prompt("{}").split("{}")
+    text = before + after.lstrip()
+    (problem,) = cleaned([(text, "1")], tmp_path).problems
+    assert (problem.text, problem.prompt) == (text, dapo_prompt(text))
 
 
 @given(st.text())

@@ -1,6 +1,12 @@
 """`gtpo-verl data`, as a user starts it, against a server with the hub's layout."""
 
+import functools
 import json
+import os
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.parquet
 import pytest
@@ -149,6 +155,51 @@ def test_a_redirected_download_is_resumed_and_gets_no_token(data, mirror, sample
     assert manifest_of(tmp_path / "data", "dapo-math-17k")["source"]["commit"] == samples.commit
 
 
+@pytest.mark.parametrize("endpoint", ["/a/prefix", "/a/prefix/"])
+@pytest.mark.parametrize("way", ["HF_ENDPOINT", "--from"])
+def test_a_mirror_may_have_a_prefix(data, mirror, samples, tmp_path, way, endpoint):
+    path = mirror.publish("aime24", samples.dapo(VALIDATION), "/a/prefix")
+    place = mirror.address + endpoint
+    if way == "HF_ENDPOINT":
+        result = data("aime24", HF_ENDPOINT=place)
+    else:
+        result = data("aime24", "--from", place, HF_ENDPOINT=f"{mirror.address}/not/asked")
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / ".home").iterdir()) == []
+    assert {asked for _, asked, _ in mirror.requests} == {path}
+    assert manifest_of(tmp_path / "data", "aime24")["source"]["origin"] == mirror.address + path
+
+
+def test_a_mirror_that_is_a_plain_file_server_is_enough(data, mirror, samples, tmp_path):
+    """No commit, and an ETag that is no digest."""
+    content = samples.dapo([(f"What is {number}?", str(number)) for number in range(3000)])
+    path = mirror.publish("dapo-math-17k", content)
+    mirror.headers[path] = {"X-Repo-Commit": "", "ETag": '"5f-1"'}
+    mirror.never_beyond[path] = 10_000
+    assert data("dapo-math-17k", HF_ENDPOINT=mirror.address).returncode == 1
+    mirror.never_beyond.clear()
+    mirror.requests.clear()
+    result = data("dapo-math-17k", HF_ENDPOINT=mirror.address)
+    assert result.returncode == 0, result.stderr
+    assert mirror.ranges(path) == ["bytes=10000-"]
+    assert not manifest_of(tmp_path / "data", "dapo-math-17k")["source"]["commit"]
+
+
+def test_secrets_of_an_address_are_not_written(data, mirror, samples, tmp_path):
+    mirror.contents["/a.parquet?signature=secret"] = samples.dapo(VALIDATION)
+    place = mirror.address.replace("//", "//user:secret@") + "/a.parquet?signature=secret"
+    result = data("aime24", "--from", place)
+    assert result.returncode == 0, result.stderr
+    assert manifest_of(tmp_path / "data", "aime24")["source"]["origin"] == mirror.address + "/a.parquet"
+    assert "secret" not in result.stdout + result.stderr
+    for failing in (False, True):
+        if failing:
+            mirror.failing.add(mirror.publish("aime24", b""))
+        result = data("aime24", "--output", "out", HF_ENDPOINT=mirror.address.replace("//", "//user:secret@"))
+        assert result.returncode == 1
+        assert "secret" not in result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("names", [["aime24", "dapo-math-17k"], ["dapo-math-17k", "aime24"]])
 def test_a_failing_set_leaves_nothing_of_the_others(data, mirror, samples, tmp_path, names):
     mirror.publish("aime24", samples.dapo(VALIDATION))
@@ -202,6 +253,7 @@ def test_contradicting_answers_in_a_validation_set_are_refused(data, samples, tm
     ("arguments", "words"),
     [
         (["aime2"], "aime2: unknown data set; did you mean aime2"),
+        (["AIME24"], "AIME24: unknown data set; did you mean aime24"),
         (["nothing"], "nothing: unknown data set"),
         (["reasoning-gym:chain_sums"], "did you mean chain_sum"),
         (["reasoning-gym:countdown"], "runs the answer as Python"),
@@ -214,7 +266,16 @@ def test_contradicting_answers_in_a_validation_set_are_refused(data, samples, tm
         (["aime24", "--from", "http://127.0.0.1:9/a.parquet"], "http://127.0.0.1:9/a.parquet: cannot be reached"),
         (["aime24", "aime25", "--revision", "main"], "--revision"),
         (["reasoning-gym:chain_sum", "--from", "."], "--from: none of these"),
-        (["reasoning-gym:chain_sum", "--rows", "0"], "--rows"),
+        (["reasoning-gym:chain_sum", "--rows", "0"], "--rows 0: too small"),
+        (["aime24", "--rows", "10"], "--rows: for tasks of reasoning-gym only"),
+        (["aime24", "--seed", "1"], "--seed: for tasks of reasoning-gym only"),
+        (["aime24", "--from", ".home", "--revision", "v1"], "--revision: .home is no hub"),
+        (["aime24", "--revision", ""], "--revision: empty"),
+        (["aime24", "--from", ""], "--from ''"),
+        (["aime24", "--from", "http://"], "--from 'http://'"),
+        (["aime24", "--from", "http://[/a.parquet"], "--from 'http://[/a.parquet'"),
+        (["aime24", "--output", "/dev/null"], "--output /dev/null: not a folder"),
+        (["aime24", "--output", "/dev/null/x"], "--output /dev/null/x: /dev/null"),
     ],
 )
 def test_requests_that_make_no_sense_are_one_line(data, tmp_path, arguments, words):
@@ -224,6 +285,103 @@ def test_requests_that_make_no_sense_are_one_line(data, tmp_path, arguments, wor
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert left_behind(tmp_path) == []
+
+
+def test_a_file_of_the_user_is_not_replaced(data, mirror, samples, tmp_path):
+    """The published file under the name of the one to be made, as one who downloaded it by hand has it."""
+    (tmp_path / "data").mkdir()
+    mine = tmp_path / "data/aime24.parquet"
+    mine.write_bytes(samples.dapo(VALIDATION * 32))
+    mirror.publish("aime24", samples.dapo(VALIDATION))
+    for arguments in (["--from", "data"], ["--from", "data/aime24.parquet"], []):
+        result = data("aime24", *arguments, HF_ENDPOINT=mirror.address)
+        assert result.returncode == 1
+        assert "data/aime24.parquet: not written by this command" in result.stderr
+    assert mirror.requests == []
+    assert mine.read_bytes() == samples.dapo(VALIDATION * 32)
+    assert data("aime24", "--from", "data", "--output", "out").returncode == 0
+    result = data("aime24", "--from", "out", "--output", "out")
+    assert result.returncode == 1
+    assert "out/aime24.parquet: would be replaced by what is read from it" in result.stderr
+    assert manifest_of(tmp_path / "out", "aime24")["counts"]["duplicates"] == 62
+
+
+@pytest.mark.parametrize("obstacle", ["dapo-math-17k.parquet", "dapo-math-17k.manifest.json"])
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_replaced(data, samples, tmp_path, obstacle):
+    (tmp_path / "aime24.parquet").write_bytes(samples.dapo(VALIDATION))
+    (tmp_path / "dapo-math-17k.parquet").write_bytes(samples.dapo(TRAIN))
+    (tmp_path / "out" / obstacle).mkdir(parents=True)
+    result = data("aime24", "dapo-math-17k", "--from", ".", "--output", "out")
+    assert result.returncode == 1
+    assert f"out/{obstacle}: not written by this command" in result.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [obstacle]
+
+
+def test_a_file_that_cannot_be_compared_is_mentioned(data, mirror, samples, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/other.parquet").write_bytes(samples.dapo(VALIDATION))
+    mirror.publish("aime24", samples.dapo(VALIDATION))
+    result = data("aime24", HF_ENDPOINT=mirror.address)
+    assert result.returncode == 0, result.stderr
+    assert "not compared with other.parquet" in result.stdout
+
+
+def test_the_same_command_several_times_at_once(data, mirror, samples, tmp_path):
+    content = samples.dapo([(f"What is {number}?", str(number)) for number in range(3000)])
+    path = mirror.publish("dapo-math-17k", content)
+    mirror.publish("aime24", samples.dapo(VALIDATION))
+    mirror.cut_after[path] = len(content) // 20
+    with ThreadPoolExecutor(3) as threads:
+        commands = [
+            threads.submit(data, *names, HF_ENDPOINT=mirror.address)
+            for names in (["dapo-math-17k"], ["dapo-math-17k"], ["aime24", "dapo-math-17k"])
+        ]
+        results = [command.result() for command in commands]
+    assert [result.returncode for result in results] == [0, 0, 0], [result.stderr for result in results]
+    assert len(mirror.ranges(path)) == 21
+    assert check_data_file(tmp_path / "data/dapo-math-17k.parquet") == 3000
+    names = ["aime24.manifest.json", "aime24.parquet", "dapo-math-17k.manifest.json", "dapo-math-17k.parquet"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == names
+
+
+def test_ctrl_c_is_one_line_and_the_download_goes_on_later(data, mirror, samples, tmp_path):
+    content = samples.dapo([(f"What is {number}?", str(number)) for number in range(3000)])
+    path = mirror.publish("dapo-math-17k", content)
+    mirror.never_beyond[path] = 10_000
+    command = data.start("dapo-math-17k", HF_ENDPOINT=mirror.address)
+    deadline = time.monotonic() + 60
+    while len(mirror.ranges(path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    command.send_signal(signal.SIGINT)
+    output, errors = command.communicate(timeout=60)
+    assert (command.returncode, output, errors.count("\n")) == (130, "", 1), errors
+    assert errors.startswith("interrupted")
+    assert left_behind(tmp_path) == []
+    mirror.never_beyond.clear()
+    mirror.requests.clear()
+    assert data("dapo-math-17k", HF_ENDPOINT=mirror.address).returncode == 0
+    assert mirror.ranges(path) == ["bytes=10000-"]
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+def test_a_folder_that_cannot_be_written(data, samples, tmp_path):
+    """Root may write anywhere, so the command runs without that privilege."""
+    (tmp_path / "aime.parquet").write_bytes(samples.dapo(VALIDATION))
+    (tmp_path / ".home").mkdir()
+    output = tmp_path.parent / f"{tmp_path.name}-output"
+    output.mkdir()
+    powerless = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.geteuid() == 0 else []
+    tmp_path.chmod(0o555)
+    try:
+        run = functools.partial(data, before=powerless)
+        refused = run("aime24", "--from", "aime.parquet")
+        # A read-only working directory is no obstacle where nothing has to be downloaded.
+        written = run("aime24", "--from", "aime.parquet", "--output", str(output))
+    finally:
+        tmp_path.chmod(0o755)
+    assert refused.returncode == 1
+    assert refused.stderr == f"error: --output data: {tmp_path} cannot be written\n"
+    assert written.returncode == 0, written.stderr
 
 
 def test_an_unreachable_hub_and_an_unknown_revision_are_one_line(data, mirror, samples, tmp_path):
@@ -237,6 +395,20 @@ def test_an_unreachable_hub_and_an_unknown_revision_are_one_line(data, mirror, s
     assert "@v9" in result.stderr
     assert "404" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_damaged_or_older_file_in_the_hubs_own_cache_is_not_used(data, mirror, samples, tmp_path):
+    snapshot = tmp_path / ".hf/hub/datasets--BytedTsinghua-SIA--AIME-2024"
+    (snapshot / "refs").mkdir(parents=True)
+    (snapshot / "refs/main").write_text(samples.commit)
+    (snapshot / f"snapshots/{samples.commit}/data").mkdir(parents=True)
+    (snapshot / f"snapshots/{samples.commit}/data/aime-2024.parquet").write_bytes(samples.dapo(VALIDATION[:1]))
+    path = mirror.publish("aime24", samples.dapo(VALIDATION))
+    for headers in ({}, {"X-Repo-Commit": ""}):
+        mirror.headers[path] = headers
+        result = data("aime24", HF_HOME=str(tmp_path / ".hf"), HF_ENDPOINT=mirror.address)
+        assert result.returncode == 0, result.stderr
+        assert check_data_file(tmp_path / "data/aime24.parquet") == 2
 
 
 @pytest.mark.parametrize("variables", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}])

@@ -111,6 +111,12 @@ def test_a_wrong_column_of_parquet_is_named(samples, tmp_path, row, words):
         read(path)
 
 
+def test_two_columns_of_one_name_are_named(samples, tmp_path):
+    table = pyarrow.table([["x"], ["y"], ["1"]], names=["problem", "problem", "answer"])
+    with pytest.raises(DataFileError, match=r'some\.parquet: .*"problem" exists 2 times'):
+        read(write(tmp_path, "some.parquet", samples.parquet(table)))
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -1,7 +1,6 @@
 """All files of a command, or none."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import sys
 import pyarrow.parquet
 import pytest
 
-from gtpo_verl.data.writing import MATHS_SCHEMA, DataSet, write_all
+from gtpo_verl.data.writing import MATHS_SCHEMA, DataSet, output_folder, write_all
 from gtpo_verl.tasks.data_files import DataFileError
 
 
@@ -32,8 +31,9 @@ def names(folder):
 
 
 def test_each_file_has_a_manifest_beside_it(tmp_path):
-    write_all([data_set("a"), data_set("b", count=2)], tmp_path / "new/folder")
     folder = tmp_path / "new/folder"
+    with output_folder(folder):
+        write_all([data_set("a"), data_set("b", count=2)], folder)
     assert names(folder) == ["a.manifest.json", "a.parquet", "b.manifest.json", "b.parquet"]
     manifest = json.loads((folder / "b.manifest.json").read_text())
     assert (manifest["file"], manifest["rows"], manifest["split"]) == ("b.parquet", 2, "train")
@@ -41,9 +41,6 @@ def test_each_file_has_a_manifest_beside_it(tmp_path):
 
 
 def test_a_bad_data_set_leaves_nothing_of_any(tmp_path):
-    with pytest.raises(DataFileError):
-        write_all([data_set("a"), data_set("b", answer=None)], tmp_path / "new")
-    assert not (tmp_path / "new").exists()
     write_all([data_set("a")], tmp_path)
     before = (tmp_path / "a.parquet").read_bytes()
     with pytest.raises(DataFileError):
@@ -52,26 +49,51 @@ def test_a_bad_data_set_leaves_nothing_of_any(tmp_path):
     assert (tmp_path / "a.parquet").read_bytes() == before
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(28, "No space left on device")
+WRITE = """
+import pathlib, resource, sys
+from gtpo_verl.data.writing import MATHS_SCHEMA, DataSet, output_folder, write_all
+message = {"role": "user", "content": "x" * 1000}
+row = {"data_source": "x", "prompt": [message], "reward_model": {"ground_truth": "1"}}
+folder = pathlib.Path(sys.argv[1])
+with output_folder(folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+    write_all([DataSet("a", [row], MATHS_SCHEMA, {}), DataSet("b", [row], MATHS_SCHEMA, {"long": "x" * 9000})], folder)
+"""
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_all([data_set("a")], tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
+    """A limit on the size of files stands for the disk: the kernel refuses to write beyond it."""
+    write_all([data_set("a")], tmp_path)
+    before = (tmp_path / "a.parquet").read_bytes()
+    for folder in (tmp_path, tmp_path / "quite/new"):
+        result = subprocess.run(
+            [sys.executable, "-c", WRITE, str(folder)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert f"OSError: {folder}: cannot be written ([Errno 27] " in result.stderr
+    assert names(tmp_path) == ["a.manifest.json", "a.parquet"]
+    assert (tmp_path / "a.parquet").read_bytes() == before
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next(tmp_path):
-    program = (
-        "import os, signal, sys, pathlib; from gtpo_verl.data import writing; "
-        "writing.check_data_file = lambda _: os.kill(os.getpid(), signal.SIGKILL); "
-        "rows = [dict(data_source='x')]; "
-        "writing.write_all([writing.DataSet('a', rows, writing.MATHS_SCHEMA, {})], pathlib.Path(sys.argv[1]))"
-    )
+    program = """
+import os, pathlib, signal, sys
+from gtpo_verl.data import writing
+writing.check_data_file = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+folder = pathlib.Path(sys.argv[1])
+with writing.output_folder(folder):
+    writing.write_all([writing.DataSet("a", [{"data_source": "x"}], writing.MATHS_SCHEMA, {})], folder)
+"""
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
     assert killed.returncode == -signal.SIGKILL
-    (leftover,) = names(tmp_path)
-    assert leftover.startswith(".")
-    write_all([data_set("b")], tmp_path)
+    assert {name[0] for name in names(tmp_path)} == {"."}
+    with output_folder(tmp_path):
+        write_all([data_set("b")], tmp_path)
     assert names(tmp_path) == ["b.manifest.json", "b.parquet"]
+
+
+def test_a_failing_command_removes_the_folders_it_made_and_no_other(tmp_path):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(RuntimeError), output_folder(tmp_path / "old/new/newer"):
+        raise RuntimeError
+    assert names(tmp_path) == ["old"]
+    assert names(tmp_path / "old") == []
