@@ -5,7 +5,7 @@
 # From the environment (paths are those of the nodes, and every node sees them):
 #   RAY_ADDRESS      the cluster's job server, e.g. http://head:8265
 #   MODEL_PATH       Hugging Face folder of the model
-#   TRAIN_FILE       parquet files in verl's form, such as the published dapo-math-17k.parquet
+#   TRAIN_FILE       parquet files in verl's form, such as `gtpo-verl data dapo-math-17k aime24` writes
 #   VAL_FILE
 #   RUNS_DIR         where metrics, logs and checkpoints go
 #   GTPO_VERL_WHEEL  (optional) a wheel on this machine that travels with the job, where the nodes have no gtpo-verl
