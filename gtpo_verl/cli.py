@@ -1,4 +1,4 @@
-"""The command line: `gtpo-verl train | config | quickstart | prepare | data | report`."""
+"""The command line: `gtpo-verl train | preflight | config | quickstart | prepare | data | report`."""
 
 import argparse
 import os
@@ -21,6 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = commands.add_parser("config", help="print the resolved configuration of a run", add_help=False)
     config.add_argument("overrides", nargs=argparse.REMAINDER)
     config.set_defaults(run=_config)
+
+    preflight = commands.add_parser("preflight", help="check machine, cluster, model and data before a run")
+    preflight.add_argument("--dry-run", action="store_true", help="contact nothing; show what cannot be known in grey")
+    preflight.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory of a GPU, where no node tells")
+    preflight.add_argument("overrides", nargs="*", help="Hydra overrides, as for train")
+    preflight.set_defaults(run=_preflight)
 
     quickstart = commands.add_parser("quickstart", help="DAPO and GTPO v1 on the same model and task, and a figure")
     quickstart.add_argument("overrides", nargs="*", help="Hydra overrides for both runs, e.g. model=smollm2")
@@ -73,6 +79,13 @@ def _config(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from gtpo_verl.preflight.command import preflight
+
+    size = None if options.gpu_memory is None else int(options.gpu_memory * 2**30)
+    return preflight(options.overrides, options.dry_run, size)
 
 
 def _quickstart(options: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@
 #   RUNS_DIR         where metrics, logs and checkpoints go
 #   GTPO_VERL_WHEEL  (optional) a wheel on this machine that travels with the job, where the nodes have no gtpo-verl
 #   SUBMIT_ARGS      (optional) more arguments for `ray job submit`, e.g. "--no-wait"
-#   DRY_RUN=1        print the resolved configuration; none of the above is needed, nothing starts
+#   DRY_RUN=1        print the resolved configuration and, behind a line "...", the preflight as far as it goes without
+#                    a cluster; none of the above is needed, nothing starts
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 if [ -x "$root/.venv/bin/gtpo-verl" ]; then PATH="$root/.venv/bin:$PATH"; fi
@@ -61,7 +62,9 @@ path_from gtpo_verl.cache_dir RUNS_DIR /.cache
 arguments+=("${given[@]}")
 
 if [ -n "${DRY_RUN:-}" ]; then
-  exec gtpo-verl config "${arguments[@]}"
+  gtpo-verl config "${arguments[@]}"
+  echo "..." # where YAML ends
+  exec gtpo-verl preflight --dry-run "${arguments[@]}"
 fi
 
 if [ -z "${RAY_ADDRESS:-}" ]; then

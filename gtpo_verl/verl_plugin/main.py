@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gtpo_verl.launch.run_info import VARIABLE, RunInfo
@@ -79,21 +78,15 @@ def check(config: DictConfig) -> RunInfo:
     if early_log is not None:
         _redirect_output(early_log)  # verl greets with a page of warnings; a refused run leaves no log
     hooks.check_registration()
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
     from gtpo_verl.verl_plugin.checks import check_config
-    from gtpo_verl.verl_plugin.preflight import preflight
+    from gtpo_verl.verl_plugin.refusals import refuse_on_driver
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
     check_config(config)
-    preflight(config, settings)
-    try:
-        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    except (AssertionError, TypeError, InstantiationException) as error:
-        raise ValueError(f"verl refuses the configuration: {error}") from error
+    refuse_on_driver(config, settings)
 
     run_dir = Path(settings.run_dir).absolute()
     checkpoints = Path(config.trainer.default_local_dir).absolute()
@@ -106,6 +99,10 @@ def check(config: DictConfig) -> RunInfo:
         total_steps=config.trainer.total_training_steps,
         resumed_step=last_checkpoint(checkpoints) if config.trainer.resume_mode == "auto" else 0,
     )
+    if settings.preflight and not info.finished:
+        from gtpo_verl.preflight.command import refuse_unfit
+
+        refuse_unfit(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     info.publish()
     _redirect_output(Path(info.log))

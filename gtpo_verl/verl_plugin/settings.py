@@ -21,6 +21,10 @@ class RecipeSettings:
         probe_reward: call the reward function once, before anything starts, to see that it gives the metric that
             decides right and wrong. Turn it off where a call costs something.
         min_free_disk_gib: refuse to start with less free space under `run_dir`.
+        preflight: before the run, look at this machine or at every node of the cluster that it joins, as
+            `gtpo-verl preflight` does, and start nothing where a line is red.
+        architecture: `model_type` and fields of the transformers configuration of the model that a scale is made for;
+            the preflight estimates memory by it where the model itself is not at hand.
         env: environment variables for the driver and every Ray worker; what the user's shell exports comes first;
             null: not set by the recipe.
     """
@@ -33,6 +37,8 @@ class RecipeSettings:
     token_dump_dir: str | None = None
     probe_reward: bool = True
     min_free_disk_gib: float = 1.0
+    preflight: bool = True
+    architecture: dict[str, Any] | None = None
     env: dict[str, str | None] = field(default_factory=dict)
 
     @classmethod

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -29,9 +29,13 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A head and a second node, each with a raylet of its own and one GPU, verl's word for a rank's place."""
+    """A head and a second node, each with a raylet of its own and one GPU, verl's word for a rank's place.
 
-    def __init__(self, home: Path) -> None:
+    `inside` is a command that runs the one behind it: what surrounds the second node.
+    """
+
+    def __init__(self, home: Path, inside: Sequence[str] = ()) -> None:
+        self.inside = inside
         # Ray's sockets need short paths.
         self.folder = Path(tempfile.mkdtemp(prefix="gv-", dir="/tmp"))
         self.environment = {
@@ -52,8 +56,12 @@ class Cluster:
 
     def start_second(self) -> None:
         self._wait(lambda: self._status().returncode == 0)
-        self.second = self._start(f"--address={self.gcs}")
-        self._wait(lambda: self._status().stdout.count(" node_") >= 2)
+        self.second = self._start(f"--address={self.gcs}", inside=self.inside)
+        self.wait_for(2)
+
+    def wait_for(self, nodes: int) -> None:
+        """Until Ray counts this many living nodes; it notices a lost one after some seconds."""
+        self._wait(lambda: self._status().stdout.partition("Pending:")[0].count(" node_") == nodes)
 
     def kill_second(self) -> None:
         """As when the machine is gone: no process of that node gets to say goodbye."""
@@ -86,8 +94,16 @@ class Cluster:
             process.wait(timeout=60)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, *arguments: str) -> subprocess.Popen:
-        command = ["ray", "start", "--block", "--num-cpus=8", "--num-gpus=1", "--object-store-memory=300000000"]
+    def _start(self, *arguments: str, inside: Sequence[str] = ()) -> subprocess.Popen:
+        command = [
+            *inside,
+            "ray",
+            "start",
+            "--block",
+            "--num-cpus=8",
+            "--num-gpus=1",
+            "--object-store-memory=300000000",
+        ]
         log = (self.folder / "start.log").open("ab")
         return subprocess.Popen(
             [*command, "--node-ip-address=127.0.0.1", *arguments], env=self.environment, stdout=log, stderr=log

@@ -23,8 +23,8 @@ def run(script: Path, *overrides: str, **variables: str) -> subprocess.Completed
 
 
 def resolved(result: subprocess.CompletedProcess) -> dict:
-    """The YAML that a dry run prints."""
-    return yaml.safe_load(result.stdout)
+    """The YAML that a dry run prints, before the preflight's table."""
+    return yaml.safe_load(result.stdout.partition("\n...\n")[0])
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -50,6 +50,19 @@ def test_dry_run_needs_nothing_and_starts_nothing(script: Path) -> None:
     assert (config["trainer"]["nnodes"], config["trainer"]["total_training_steps"]) == (8, 7)
     assert config["actor_rollout_ref"]["model"]["path"] is None
     assert config["data"]["train_batch_size"] == 512
+    preflight = result.stdout.partition("\n...\n")[2]
+    assert "32,763,876,352 parameters" in preflight
+    (nodes,) = [line for line in preflight.splitlines() if "│ Ray nodes " in line]
+    assert "│ unknown │" in nodes
+
+
+@pytest.mark.slow
+def test_dry_run_fails_where_the_preflight_is_red() -> None:
+    result = run(RUNS[0], "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000", DRY_RUN="1")
+    assert result.returncode == 1
+    assert resolved(result)["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] == 1000
+    (red,) = [line for line in result.stdout.splitlines() if "│ fail " in line]
+    assert "token budget, update" in red
 
 
 def test_dry_run_passes_paths_as_they_are() -> None:

@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig
 
 from gtpo_verl.tasks.data_files import check_data_file
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 
-def preflight(config: DictConfig, settings: RecipeSettings) -> None:
-    """Runs all checks.
+def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
+    """Disk, model, data, reward function, and verl's own validation.
 
     Raises:
         ValueError, FileNotFoundError, OSError: naming the key or file.
@@ -24,6 +25,18 @@ def preflight(config: DictConfig, settings: RecipeSettings) -> None:
         check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key)
     if settings.probe_reward:
         probe_reward(config)
+    check_with_verl(config)
+
+
+def check_with_verl(config: DictConfig) -> None:
+    """verl's `validate_config`, whose refusals become ValueErrors."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    try:
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, TypeError, InstantiationException) as error:
+        raise ValueError(f"verl refuses the configuration: {error}") from error
 
 
 def check_disk(folder: Path, minimum_gib: float) -> None:
@@ -37,8 +50,10 @@ def check_disk(folder: Path, minimum_gib: float) -> None:
         )
 
 
-def check_model(path: str) -> None:
+def check_model(path: str | None) -> None:
     """Raises FileNotFoundError for a model folder that is not there; a hub's `owner/name` is left to the hub."""
+    if path is None:
+        raise ValueError("actor_rollout_ref.model.path is not set; it is the folder of a Hugging Face model")
     key = f"actor_rollout_ref.model.path={path}"
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "config.json")):

@@ -1,0 +1,273 @@
+"""The memory formulas put together: each phase of a step on a GPU, a node's memory, the disk; against what there is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from omegaconf import DictConfig
+
+from gtpo_verl.preflight import memory
+from gtpo_verl.preflight.architecture import ModelShape
+from gtpo_verl.preflight.findings import Finding, Status
+from gtpo_verl.preflight.memory import GIB
+from gtpo_verl.preflight.sizes import world_size
+
+# CUDA context, NCCL's buffers and cuBLAS workspaces of one process; a round figure, not derived.
+OVERHEAD = 2 * GIB
+# The formulas leave out the allocator's fragmentation: above this share it may or may not fit.
+_TIGHT = 0.9
+_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2}
+
+_ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+_UPDATE_TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
+_LOG_PROB_TOKENS = f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"
+_CHECKPOINTING = f"{_MODEL}.enable_gradient_checkpointing"
+_PARAM_OFFLOAD = f"{_ACTOR}.fsdp_config.param_offload"
+_OPTIMIZER_OFFLOAD = f"{_ACTOR}.fsdp_config.optimizer_offload"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What lies on one GPU at a phase's peak.
+
+    Attributes:
+        parts: bytes by what they hold.
+        keys: by part, the configuration key that makes it smaller.
+    """
+
+    name: str
+    parts: Mapping[str, int]
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def key_to_change(self) -> str:
+        """The key of the largest part that has one."""
+        return self.keys[max(self.keys, key=lambda part: self.parts.get(part, 0))]
+
+    def describe(self) -> str:
+        return " + ".join(f"{name} {size / GIB:.1f}" for name, size in self.parts.items() if size)
+
+
+def training_state(config: DictConfig, shape: ModelShape) -> dict[str, int]:
+    """Bytes of one rank's `weights`, `gradients` and `optimizer`."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    ranks = fsdp.fsdp_size if fsdp.fsdp_size > 0 else world_size(config)
+    dtype = _bytes(fsdp.model_dtype, 4)
+    return {
+        "weights": memory.weights(shape.parameters, ranks, dtype),
+        "gradients": memory.gradients(shape.parameters, ranks, dtype),
+        "optimizer": memory.optimizer(shape.parameters, ranks, dtype),
+    }
+
+
+def log_prob_phase(config: DictConfig, shape: ModelShape) -> Phase:
+    """The pass over all responses that gives old log-probabilities and entropies."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    state, (compute, _) = training_state(config, shape), _compute_bytes(config)
+    tokens = rollout.log_prob_max_token_len_per_gpu
+    parts = {
+        "weights": state["weights"],
+        "optimizer": 0 if actor.fsdp_config.optimizer_offload else state["optimizer"],
+        "gathered layers": memory.gathered(shape, compute),
+        "one layer": memory.layer_activations(shape, tokens, compute),
+        "logits": memory.logits(shape, tokens, compute, config.gtpo_verl.fused_entropy),
+    }
+    keys = {"one layer": _LOG_PROB_TOKENS, "logits": _LOG_PROB_TOKENS, "weights": "trainer.nnodes"}
+    return Phase("log-prob", parts, {**keys, "optimizer": _OPTIMIZER_OFFLOAD})
+
+
+def update_phase(config: DictConfig, shape: ModelShape) -> Phase:
+    """Forward, backward and optimizer step of the actor; offloaded state is back on the GPU for it."""
+    actor = config.actor_rollout_ref.actor
+    checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
+    # With an entropy in the loss, verl's own path over the logits runs beside ours.
+    fused = config.gtpo_verl.fused_entropy and not actor.entropy_coeff
+    compute, reduce = _compute_bytes(config)
+    tokens = actor.ppo_max_token_len_per_gpu
+    parts = {
+        **training_state(config, shape),
+        "gathered layers": memory.gathered(shape, compute),
+        "gathered gradient": memory.gathered_gradient(shape, compute, reduce),
+        "activations": memory.activations(shape, tokens, compute, checkpointing),
+        "backward": memory.backward_buffers(shape, tokens, compute),
+        "logits": memory.logits(shape, tokens, compute, fused),
+    }
+    keys = {
+        "activations": _UPDATE_TOKENS if checkpointing else _CHECKPOINTING,
+        "logits": _UPDATE_TOKENS,
+        "weights": "trainer.nnodes",
+        "optimizer": "trainer.nnodes",
+    }
+    return Phase("update", parts, keys)
+
+
+def rollout_phase(config: DictConfig, shape: ModelShape, vllm: int) -> Phase:
+    """vLLM samples; the training state stays where it is not offloaded.
+
+    Args:
+        vllm: bytes that vLLM takes, all of its share from its start.
+    """
+    fsdp, rollout = config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.rollout
+    state = training_state(config, shape)
+    parts = {
+        "vLLM": vllm,
+        "weights": 0 if fsdp.param_offload else state["weights"],
+        "optimizer": 0 if fsdp.optimizer_offload else state["optimizer"],
+        "weight transfer": rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20,
+    }
+    keys = {"vLLM": f"{_ROLLOUT}.gpu_memory_utilization", "weights": _PARAM_OFFLOAD, "optimizer": _OPTIMIZER_OFFLOAD}
+    return Phase("rollout", parts, keys)
+
+
+def phases(config: DictConfig, shape: ModelShape, gpu_bytes: int) -> list[Phase]:
+    """Rollout, log-prob and update on a GPU of this size, which vLLM keeps its share of unless told not to."""
+    rollout = config.actor_rollout_ref.rollout
+    vllm = int(rollout.gpu_memory_utilization * gpu_bytes)
+    training = [log_prob_phase(config, shape), update_phase(config, shape)]
+    if not rollout.free_cache_engine:
+        training = [
+            replace(
+                phase,
+                parts={**phase.parts, "vLLM": vllm},
+                keys={**phase.keys, "vLLM": f"{_ROLLOUT}.free_cache_engine"},
+            )
+            for phase in training
+        ]
+    return [_with_overhead(phase) for phase in (rollout_phase(config, shape, vllm), *training)]
+
+
+def check_gpu_memory(config: DictConfig, shape: ModelShape, gpu_bytes: int | None, where: str) -> list[Finding]:
+    """One finding a phase, and one on vLLM's KV cache.
+
+    Args:
+        gpu_bytes: memory of the smallest GPU; None where it is not known: then the needs are shown, unjudged.
+        where: the node with that GPU.
+    """
+    if gpu_bytes is None:
+        needs = [_with_overhead(phase(config, shape)) for phase in (log_prob_phase, update_phase)]
+        return [
+            *(
+                Finding(
+                    f"GPU memory, {phase.name}",
+                    Status.UNKNOWN,
+                    f"needs {phase.total / GIB:.1f} GiB a GPU: {phase.describe()}",
+                    where,
+                )
+                for phase in needs
+            ),
+            check_kv_cache(config, shape, None, where),
+        ]
+    findings = []
+    for phase in phases(config, shape, gpu_bytes):
+        status = _judge(phase.total, gpu_bytes)
+        detail = f"{phase.total / GIB:.1f} of {gpu_bytes / GIB:.1f} GiB: {phase.describe()}"
+        key = "" if status is Status.OK else phase.key_to_change
+        findings.append(Finding(f"GPU memory, {phase.name}", status, detail, where, key))
+    return [*findings, check_kv_cache(config, shape, gpu_bytes, where)]
+
+
+def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None, where: str) -> Finding:
+    """How many tokens' keys and values fit beside vLLM's weights. vLLM refuses less than one longest sequence."""
+    rollout = config.actor_rollout_ref.rollout
+    tensor_parallel, dtype = rollout.tensor_model_parallel_size, _bytes(rollout.dtype, 2)
+    weights = memory.weights(shape.parameters, tensor_parallel, dtype)
+    buffers = memory.rollout_buffers(
+        shape, rollout.max_num_batched_tokens, rollout.max_num_seqs, tensor_parallel, dtype
+    )
+    token = memory.kv_cache_token(shape, tensor_parallel, dtype)
+    longest = rollout.max_model_len or shape.max_position_embeddings
+    if gpu_bytes is None:
+        detail = (
+            f"vLLM's weights {weights / GIB:.1f} + buffers {buffers / GIB:.1f} GiB a GPU, then "
+            f"{longest * token / GIB:.2f} for each sequence of {longest} tokens"
+        )
+        return Finding("KV cache", Status.UNKNOWN, detail, where)
+    free = int(rollout.gpu_memory_utilization * gpu_bytes) - weights - buffers
+    tokens = max(free, 0) // token
+    detail = f"{tokens} tokens fit beside vLLM's weights; the longest sequence has {longest}"
+    if tokens < longest:
+        change = "tensor_model_parallel_size" if free <= 0 else "gpu_memory_utilization"
+        return Finding("KV cache", Status.FAIL, detail, where, f"{_ROLLOUT}.{change}")
+    # Sequences are rarely all of full length: vLLM queues or preempts those that find no room.
+    together = min(tokens // longest, rollout.max_num_seqs)
+    return Finding("KV cache", Status.OK, f"{detail}: {together} of them at a time", where)
+
+
+def host_memory(config: DictConfig, shape: ModelShape) -> dict[str, int]:
+    """Bytes of one node's memory: what offloading keeps there, and the whole model while it is loaded.
+
+    verl loads the whole model in `model_dtype`: on one rank where the embeddings are not tied, on every rank where
+    they are (`verl/utils/fsdp_utils.py`, `get_init_weight_context_manager`).
+    """
+    fsdp, gpus = config.actor_rollout_ref.actor.fsdp_config, config.trainer.n_gpus_per_node
+    state = training_state(config, shape)
+    return {
+        "loading": _bytes(fsdp.model_dtype, 4) * shape.parameters * (gpus if shape.tied else 1),
+        "offloaded weights": gpus * state["weights"] if fsdp.param_offload else 0,
+        "offloaded optimizer": gpus * state["optimizer"] if fsdp.optimizer_offload else 0,
+    }
+
+
+def check_host_memory(config: DictConfig, shape: ModelShape, total: int | None, where: str) -> Finding:
+    """The larger of loading (at the start) and offloaded state (later) against a node's memory."""
+    parts = host_memory(config, shape)
+    needed = max(parts["loading"], parts["offloaded weights"] + parts["offloaded optimizer"])
+    listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+    if total is None:
+        return Finding("node memory", Status.UNKNOWN, f"needs {needed / GIB:.1f} GiB a node: {listed}", where)
+    status = _judge(needed, total)
+    key = "trainer.n_gpus_per_node" if needed == parts["loading"] else _OPTIMIZER_OFFLOAD
+    detail = f"{needed / GIB:.1f} of {total / GIB:.1f} GiB: {listed}"
+    return Finding("node memory", status, detail, where, "" if status is Status.OK else key)
+
+
+def checkpoint_bytes(config: DictConfig, shape: ModelShape) -> tuple[int, int | None]:
+    """Size of one checkpoint, and how many lie on disk at most; None: as many as are saved, a number not known.
+
+    verl removes the oldest after the next is written where one is kept, before it where more are
+    (`verl/utils/checkpoint/checkpoint_manager.py`): two is the least.
+    """
+    actor, trainer = config.actor_rollout_ref.actor, config.trainer
+    dtype = _bytes(actor.fsdp_config.model_dtype, 4)
+    size = memory.checkpoint(shape.parameters, list(actor.checkpoint.save_contents), dtype)
+    if trainer.save_freq <= 0:
+        return size, 0
+    saved = None if trainer.total_training_steps is None else -(-trainer.total_training_steps // trainer.save_freq)
+    kept = max(trainer.max_actor_ckpt_to_keep, 2) if trainer.max_actor_ckpt_to_keep else saved
+    return size, kept if saved is None else min(kept, saved)
+
+
+def check_checkpoint_space(config: DictConfig, shape: ModelShape, free: int | None, where: str) -> Finding:
+    """Free bytes under `trainer.default_local_dir` against all the checkpoints that will lie there at once."""
+    what, key = "checkpoint space", "trainer.max_actor_ckpt_to_keep"
+    size, count = checkpoint_bytes(config, shape)
+    if count == 0:
+        return Finding(what, Status.OK, "no checkpoints (trainer.save_freq)", where)
+    needed = size * (count or 1)
+    kept = f"{count} checkpoint(s)" if count else "the first of a number not known of checkpoints"
+    detail = f"{needed / GIB:.1f} GiB for {kept} of {size / GIB:.1f} GiB"
+    if free is None:
+        return Finding(what, Status.UNKNOWN, detail, where)
+    status = Status.FAIL if needed > free else Status.OK if count else Status.WARN
+    return Finding(what, status, f"{detail}, {free / GIB:.1f} GiB free", where, "" if status is Status.OK else key)
+
+
+def _with_overhead(phase: Phase) -> Phase:
+    return replace(phase, parts={**phase.parts, "overhead": OVERHEAD})
+
+
+def _judge(needed: int, there: int) -> Status:
+    return Status.FAIL if needed > there else Status.WARN if needed > _TIGHT * there else Status.OK
+
+
+def _bytes(dtype: str | None, default: int) -> int:
+    return _BYTES.get(str(dtype), default)
+
+
+def _compute_bytes(config: DictConfig) -> tuple[int, int]:
+    """Bytes of the dtypes that FSDP2 computes and reduces gradients in; verl's defaults are bf16 and fp32."""
+    mixed = config.actor_rollout_ref.actor.fsdp_config.get("mixed_precision") or {}
+    return _bytes(mixed.get("param_dtype"), 2), _bytes(mixed.get("reduce_dtype"), 4)

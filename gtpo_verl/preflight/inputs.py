@@ -1,0 +1,118 @@
+"""What the driver can say without a cluster: configuration, model, tokenizer, data."""
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_of
+from gtpo_verl.preflight.findings import Finding, Status, from_refusal
+from gtpo_verl.preflight.prompts import check_prompts, check_tokenizer, prompt_lengths
+from gtpo_verl.verl_plugin import refusals
+
+_MODEL = "actor_rollout_ref.model.path"
+
+
+def paths_of(files: str | Sequence[str] | None) -> list[Path]:
+    """`data.train_files` or `data.val_files`: one path, several, or none."""
+    several = files if isinstance(files, list | tuple | ListConfig) else [files] if files else []
+    return [Path(str(file)).expanduser() for file in several]
+
+
+def local_model(config: DictConfig) -> Path | None:
+    """The model's folder; None for a name on the hub, or none given."""
+    path = config.actor_rollout_ref.model.path
+    if not path or (not Path(path).is_dir() and not path.startswith(("/", ".", "~"))):
+        return None
+    return Path(path).expanduser()
+
+
+def check_configuration(config: DictConfig) -> Iterator[Finding]:
+    """What this package and verl refuse of the configuration alone."""
+    from gtpo_verl.verl_plugin.checks import check_config
+
+    yield from_refusal("configuration", lambda: check_config(config), "accepted")
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's remarks on what it accepts are not the table's
+        yield from_refusal("verl's validation", lambda: refusals.check_with_verl(config), "accepted")
+
+
+def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, list[Finding]]:
+    """The model's sizes (from its folder, else from `gtpo_verl.architecture`), and whether its tokenizer fits."""
+    model, folder = config.actor_rollout_ref.model, local_model(config)
+    if model.path is None or (folder is not None and not folder.is_dir()):
+        why = "not given" if model.path is None else f"{model.path}: no such folder on this machine"
+        missing = Finding("model", Status.UNKNOWN, why) if dry_run else Finding("model", Status.FAIL, why, key=_MODEL)
+        return _published(config, missing)
+    if folder is None and dry_run:
+        return _published(config, Finding("model", Status.UNKNOWN, f"{model.path} is on the hub: not asked"))
+
+    from transformers import AutoConfig, AutoTokenizer
+
+    name = str(folder or model.path)
+    try:
+        described = AutoConfig.from_pretrained(name, trust_remote_code=model.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or name)
+    except (ValueError, OSError, KeyError) as error:
+        return None, [Finding("model", Status.FAIL, f"{model.path}: {error}", key=_MODEL)]
+    has_template = (model.custom_chat_template or tokenizer.chat_template) is not None
+    fit = check_tokenizer(tokenizer, described.get_text_config().vocab_size, has_template)
+    try:
+        shape = shape_of(described)
+    except ValueError as error:
+        return None, [Finding("model", Status.UNKNOWN, str(error)), fit]
+    return shape, [Finding("model", Status.OK, f"{shape.parameters:,} parameters"), fit]
+
+
+def _published(config: DictConfig, missing: Finding) -> tuple[ModelShape | None, list[Finding]]:
+    architecture = config.gtpo_verl.architecture
+    if architecture is None:
+        return None, [missing]
+    try:
+        shape = published_shape(architecture)
+    except (ValueError, TypeError) as error:
+        return None, [missing, Finding("architecture", Status.FAIL, str(error), key="gtpo_verl.architecture")]
+    detail = f"{shape.parameters:,} parameters, as gtpo_verl.architecture describes them"
+    return shape, [missing, Finding("architecture", Status.OK, detail)]
+
+
+def check_data(config: DictConfig, dry_run: bool) -> Iterator[Finding]:
+    """Each data file's schema and rows, and its longest prompt."""
+    for name in ("train_files", "val_files"):
+        key, paths = f"data.{name}", paths_of(config.data[name])
+        absent = [path for path in paths if not path.exists()]
+        if not paths or absent:
+            why = "not given" if not paths else f"{absent[0]}: no such file on this machine"
+            yield Finding(key, Status.UNKNOWN, why) if dry_run else Finding(key, Status.FAIL, why, key=key)
+            continue
+
+        def schema(key: str = key, paths: list[Path] = paths) -> None:
+            refusals.check_data(key, [str(path) for path in paths], config.data.prompt_key, config.data.reward_fn_key)
+
+        form = from_refusal(key, schema, "in verl's form", key)
+        yield form
+        if form.status is Status.OK:
+            yield from _check_prompts(config, f"{key}: prompts", paths)
+
+
+def _check_prompts(config: DictConfig, what: str, paths: list[Path]) -> Iterator[Finding]:
+    from transformers import AutoTokenizer
+
+    model, folder = config.actor_rollout_ref.model, local_model(config)
+    if folder is None or not folder.is_dir():
+        yield Finding(what, Status.UNKNOWN, "no tokenizer at hand")
+        return
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or str(folder))
+    except (ValueError, OSError, KeyError):
+        return  # `check_model` has said so
+    tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
+    if tokenizer.chat_template is None:
+        return
+    template: dict[str, Any] = dict(config.data.get("apply_chat_template_kwargs") or {})
+    lengths = prompt_lengths(tokenizer, paths, config.data.prompt_key, template)
+    yield check_prompts(what, lengths, config.data.max_prompt_length, config.data.filter_overlong_prompts)

@@ -1,0 +1,62 @@
+"""Tokenizer against model, and prompts against `data.max_prompt_length`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gtpo_verl.preflight.findings import Finding, Status
+
+
+def check_tokenizer(tokenizer: Any, vocabulary: int, has_template: bool = True) -> Finding:
+    """Every id the tokenizer can give must have a row in the model's embedding.
+
+    Args:
+        vocabulary: rows of the embedding (`vocab_size`); more than the tokenizer has is usual padding.
+        has_template: whether there is a chat template, the tokenizer's own or `custom_chat_template`.
+    """
+    what, key = "tokenizer", "actor_rollout_ref.model.tokenizer_path"
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= vocabulary:
+        return Finding(what, Status.FAIL, f"gives ids up to {largest}, the model has {vocabulary}", key=key)
+    if tokenizer.eos_token_id is None:
+        return Finding(what, Status.FAIL, "has no eos token: no response would end", key=key)
+    if not has_template:
+        return Finding(what, Status.FAIL, "has no chat template", key="actor_rollout_ref.model.custom_chat_template")
+    return Finding(what, Status.OK, f"{len(tokenizer)} tokens, {vocabulary} rows in the model")
+
+
+def prompt_lengths(tokenizer: Any, files: Iterable[Path], prompt_key: str, template: dict[str, Any]) -> list[int]:
+    """Tokens of every prompt under the chat template, as verl counts them; equal prompts are tokenised once."""
+    import pyarrow.parquet
+
+    counted: dict[str, int] = {}
+    lengths = []
+    for file in files:
+        for prompt in pyarrow.parquet.read_table(file, columns=[prompt_key])[prompt_key].to_pylist():
+            text = str(prompt)
+            if text not in counted:
+                ids = tokenizer.apply_chat_template(
+                    prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **template
+                )
+                counted[text] = len(ids)
+            lengths.append(counted[text])
+    return lengths
+
+
+def check_prompts(what: str, lengths: list[int], longest_allowed: int, filtered: bool) -> Finding:
+    """Longest prompt against `data.max_prompt_length`.
+
+    Args:
+        filtered: `data.filter_overlong_prompts`: verl drops longer ones at the start; otherwise they stay and the
+            response loses the room they take.
+    """
+    too_long = sum(length > longest_allowed for length in lengths)
+    detail = f"{len(lengths)} prompts, the longest has {max(lengths, default=0)} of {longest_allowed} tokens"
+    if not too_long:
+        return Finding(what, Status.OK, detail)
+    detail += f"; {too_long} are longer"
+    if too_long == len(lengths):
+        return Finding(what, Status.FAIL, detail, key="data.max_prompt_length")
+    if filtered:
+        return Finding(what, Status.WARN, f"{detail} and left out", key="data.max_prompt_length")
+    return Finding(what, Status.FAIL, detail, key="data.filter_overlong_prompts")

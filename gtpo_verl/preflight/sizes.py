@@ -1,0 +1,95 @@
+"""Sizes that must fit each other: ranks, mini-batches, sequence lengths. Pure functions of the configuration.
+
+verl and vLLM make these demands themselves, but only after the workers have loaded the model; what verl checks at the
+start (`verl.utils.config.validate_config`) is not repeated.
+"""
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from gtpo_verl.preflight.findings import Finding, Status
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def world_size(config: DictConfig) -> int:
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def longest_sequence(config: DictConfig) -> int:
+    """Tokens of the longest prompt with the longest response."""
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def check_sizes(config: DictConfig, max_position_embeddings: int | None = None) -> list[Finding]:
+    """Every demand, met or not.
+
+    Args:
+        config: the whole configuration, resolved.
+        max_position_embeddings: tokens; the model's context, None where the model is not known.
+    """
+    return [*_ranks(config), *_tokens(config, max_position_embeddings)]
+
+
+def _demand(what: str, met: bool, detail: str, key: str) -> Finding:
+    return Finding(what, Status.OK if met else Status.FAIL, detail, key="" if met else key)
+
+
+def _ranks(config: DictConfig) -> Iterator[Finding]:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    ranks, sequence_parallel = world_size(config), actor.ulysses_sequence_parallel_size
+    yield _demand(
+        "sequence parallel",
+        ranks % sequence_parallel == 0,
+        f"{ranks} ranks in groups of {sequence_parallel}",
+        f"{_ACTOR}.ulysses_sequence_parallel_size",
+    )
+    if ranks % sequence_parallel == 0:
+        data_parallel = ranks // sequence_parallel
+        # verl: TrainingWorker.train_mini_batch asserts it of the mini-batch's responses.
+        yield _demand(
+            "mini-batch",
+            actor.ppo_mini_batch_size * rollout.n % data_parallel == 0,
+            f"{actor.ppo_mini_batch_size} prompts x {rollout.n} responses over {data_parallel} data-parallel ranks",
+            f"{_ACTOR}.ppo_mini_batch_size",
+        )
+    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    yield _demand(
+        "rollout replicas",
+        ranks % replica == 0,
+        f"{ranks} ranks in replicas of {replica}",
+        f"{_ROLLOUT}.tensor_model_parallel_size",
+    )
+
+
+def _tokens(config: DictConfig, max_position_embeddings: int | None) -> Iterator[Finding]:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    longest = longest_sequence(config)
+    context, key = rollout.max_model_len or max_position_embeddings, f"{_ROLLOUT}.max_model_len"
+    if context is None:
+        yield Finding("context", Status.UNKNOWN, f"prompt and response take {longest} tokens; the model is not known")
+    else:
+        yield _demand("context", longest <= context, f"prompt and response take {longest} of {context} tokens", key)
+        positions = max_position_embeddings or context
+        if context > positions:
+            yield _demand("context", False, f"vLLM plans for {context} tokens, the model has {positions}", key)
+    # verl: rearrange_micro_batches asserts it (`verl/utils/seqlen_balancing.py:384`).
+    ranks = actor.ulysses_sequence_parallel_size
+    for what, key, tokens, dynamic in (
+        (
+            "token budget, update",
+            f"{_ACTOR}.ppo_max_token_len_per_gpu",
+            actor.ppo_max_token_len_per_gpu,
+            actor.use_dynamic_bsz,
+        ),
+        (
+            "token budget, log-prob",
+            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+            rollout.log_prob_max_token_len_per_gpu,
+            rollout.log_prob_use_dynamic_bsz,
+        ),
+    ):
+        if dynamic:
+            detail = f"{tokens} tokens x {ranks} ranks a sequence, for sequences of {longest}"
+            yield _demand(what, tokens * ranks >= longest, detail, key)

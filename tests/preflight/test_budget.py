@@ -1,0 +1,166 @@
+"""Formulas and configuration together: what does not fit is red, and names the key that makes it fit."""
+
+from dataclasses import replace
+
+import pytest
+from omegaconf import DictConfig
+
+from gtpo_verl.preflight import budget
+from gtpo_verl.preflight.architecture import ModelShape, published_shape
+from gtpo_verl.preflight.findings import Finding, Status, refused
+from gtpo_verl.preflight.memory import GIB
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.fixture(scope="module")
+def shape(configured) -> ModelShape:
+    return published_shape(configured().gtpo_verl.architecture)
+
+
+def gpu(config: DictConfig, shape: ModelShape, gib: float | None = 80) -> list[Finding]:
+    return budget.check_gpu_memory(config, shape, None if gib is None else int(gib * GIB), "node-3")
+
+
+@pytest.mark.parametrize("scale", ["32b_16x8", "32b_8x8", "7b_1x8"])
+def test_the_scales_fit_into_80_gb(configured, scale: str) -> None:
+    config = configured(scale=scale)
+    findings = budget.check_gpu_memory(config, published_shape(config.gtpo_verl.architecture), 80 * 10**9, "")
+    assert [finding.what for finding in findings] == [
+        "GPU memory, rollout",
+        "GPU memory, log-prob",
+        "GPU memory, update",
+        "KV cache",
+    ]
+    assert {finding.status for finding in findings} == {Status.OK}
+
+
+BAD = {
+    "activations and logits of a long micro-batch": (
+        [f"{ACTOR}.ppo_max_token_len_per_gpu=65536"],
+        "GPU memory, update",
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+    ),
+    "no gradient checkpointing": (
+        ["actor_rollout_ref.model.enable_gradient_checkpointing=false"],
+        "GPU memory, update",
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+    ),
+    "too few ranks for the state": (
+        ["trainer.nnodes=1", f"{ACTOR}.ppo_max_token_len_per_gpu=8192"],
+        "GPU memory, update",
+        "trainer.nnodes",
+    ),
+    "long log-prob pass": (
+        [f"{ROLLOUT}.log_prob_max_token_len_per_gpu=160000"],
+        "GPU memory, log-prob",
+        f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    ),
+    "vLLM takes everything": (
+        [f"{ROLLOUT}.gpu_memory_utilization=0.99"],
+        "GPU memory, rollout",
+        f"{ROLLOUT}.gpu_memory_utilization",
+    ),
+    "vLLM stays beside the update": (
+        [f"{ROLLOUT}.free_cache_engine=false"],
+        "GPU memory, update",
+        f"{ROLLOUT}.free_cache_engine",
+    ),
+    "vLLM's weights alone are too large": (
+        [f"{ROLLOUT}.tensor_model_parallel_size=1", f"{ROLLOUT}.gpu_memory_utilization=0.5"],
+        "KV cache",
+        f"{ROLLOUT}.tensor_model_parallel_size",
+    ),
+    "no room for one sequence": (
+        [f"{ROLLOUT}.gpu_memory_utilization=0.22"],
+        "KV cache",
+        f"{ROLLOUT}.gpu_memory_utilization",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_names_its_key(configured, shape: ModelShape, case: str) -> None:
+    overrides, what, key = BAD[case]
+    red = {finding.what: finding for finding in refused(gpu(configured(*overrides), shape))}
+    assert red[what].key == key
+    assert red[what].where == "node-3"
+
+
+def test_without_a_gpu_the_needs_are_shown_and_not_judged(configured, shape: ModelShape) -> None:
+    findings = gpu(configured(), shape, None)
+    assert {finding.status for finding in findings} == {Status.UNKNOWN}
+    assert "activations 20.6" in findings[1].detail
+    assert "logits 6.4" in findings[1].detail
+
+
+def test_above_nine_tenths_is_a_warning(configured, shape: ModelShape) -> None:
+    total = budget.update_phase(configured(), shape).total + budget.OVERHEAD
+    for share, status in ((0.85, Status.OK), (0.95, Status.WARN), (1.01, Status.FAIL)):
+        update = gpu(configured(), shape, total / share / GIB)[2]
+        assert (update.what, update.status) == ("GPU memory, update", status)
+        assert bool(update.key) == (status is not Status.OK)
+
+
+def test_offloading_moves_the_state_from_gpu_to_node(configured, shape: ModelShape) -> None:
+    here = configured(f"{ACTOR}.fsdp_config.param_offload=false")
+    there = configured()
+    weights = budget.training_state(there, shape)["weights"]
+    assert budget.rollout_phase(here, shape, 0).parts["weights"] == weights
+    assert budget.rollout_phase(there, shape, 0).parts["weights"] == 0
+    assert budget.host_memory(here, shape)["offloaded weights"] == 0
+    assert budget.host_memory(there, shape)["offloaded weights"] == 8 * weights
+
+
+def test_shards_within_a_node_only(configured, shape: ModelShape) -> None:
+    """`fsdp_size=8`: every node holds a whole copy."""
+    config = configured(f"{ACTOR}.fsdp_config.fsdp_size=8")
+    assert budget.training_state(config, shape)["weights"] == 4 * shape.parameters // 8
+
+
+def test_verls_own_path_holds_the_logits_thrice(configured, shape: ModelShape) -> None:
+    ours, verls = (
+        budget.update_phase(configured(f"gtpo_verl.fused_entropy={fused}"), shape) for fused in ("true", "false")
+    )
+    assert verls.parts["logits"] == 3 * ours.parts["logits"]
+
+
+def test_a_node_must_hold_the_model_while_it_is_loaded(configured, shape: ModelShape) -> None:
+    config = configured()
+    assert budget.host_memory(config, shape)["loading"] == 4 * shape.parameters
+    assert budget.check_host_memory(config, shape, 1000 * GIB, "n").status is Status.OK
+    red = budget.check_host_memory(config, shape, 100 * GIB, "n")
+    assert (red.status, red.key) == (Status.FAIL, "trainer.n_gpus_per_node")
+    tied = replace(shape, tied=True)
+    assert budget.host_memory(config, tied)["loading"] == 8 * 4 * shape.parameters
+    few = configured("trainer.nnodes=1")
+    red = budget.check_host_memory(few, shape, 200 * GIB, "n")
+    assert (red.status, red.key) == (Status.FAIL, f"{ACTOR}.fsdp_config.optimizer_offload")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        ([], 2),
+        (["trainer.max_actor_ckpt_to_keep=1"], 2),  # the old one goes when the new one is there
+        (["trainer.max_actor_ckpt_to_keep=5"], 5),
+        (["trainer.max_actor_ckpt_to_keep=5", "trainer.total_training_steps=12"], 3),
+        (["trainer.max_actor_ckpt_to_keep=null"], 40),
+        (["trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=null"], None),
+        (["trainer.save_freq=-1"], 0),
+    ],
+)
+def test_checkpoints_at_once(configured, shape: ModelShape, overrides: list[str], count: int | None) -> None:
+    assert budget.checkpoint_bytes(configured(*overrides), shape) == (12 * shape.parameters, count)
+
+
+def test_a_disk_too_small_is_red(configured, shape: ModelShape) -> None:
+    config = configured()  # two checkpoints of 366 GiB
+    finding = budget.check_checkpoint_space(config, shape, 700 * GIB, "node-1")
+    assert (finding.status, finding.key) == (Status.FAIL, "trainer.max_actor_ckpt_to_keep")
+    assert "732.3 GiB" in finding.detail
+    assert "700.0 GiB free" in finding.detail
+    assert budget.check_checkpoint_space(config, shape, 800 * GIB, "node-1").status is Status.OK
+    assert budget.check_checkpoint_space(config, shape, None, "").status is Status.UNKNOWN
+    endless = configured("trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=null")
+    assert budget.check_checkpoint_space(endless, shape, 800 * GIB, "").status is Status.WARN

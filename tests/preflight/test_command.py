@@ -1,0 +1,168 @@
+"""The whole preflight on this machine alone, and as a dry run."""
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from gtpo_verl.preflight.command import check, preflight, refuse_unfit
+from gtpo_verl.preflight.findings import Finding, Status, refused
+
+MODEL, TRAIN, VALIDATION = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """A table wide enough to look for whole cells; and what a job sets for itself is its own."""
+    before = dict(os.environ)
+    os.environ["COLUMNS"] = "240"
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def config(configured, model_folder: Path, data_file: Path, tmp_path: Path) -> DictConfig:
+    """A job on this machine's CPU that fits."""
+    return configured(
+        f"{MODEL}={model_folder}",
+        f"{TRAIN}={data_file}",
+        f"{VALIDATION}=[{data_file}]",
+        f"trainer.default_local_dir={tmp_path / 'run/checkpoints'}",
+        "data.max_prompt_length=64",
+        "data.max_response_length=64",
+        scale="cpu",
+        model="tiny",
+    )
+
+
+def with_status(findings: list[Finding], status: Status) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings if finding.status is status}
+
+
+def test_a_job_that_fits(config: DictConfig, tmp_path: Path) -> None:
+    findings = check(config)
+    assert refused(findings) == []
+    good = with_status(findings, Status.OK)
+    seen = {"configuration", "verl's validation", "model", "tokenizer", TRAIN, f"{VALIDATION}: prompts", "context"}
+    seen |= {"Ray GPUs", "versions", "plugin", "model files", "data files", "run folder", "node memory"}
+    assert seen | {"checkpoint space"} <= good.keys()
+    assert good["plugin"].where == "this machine"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_fault_is_found_in_one_go(
+    config: DictConfig, configured, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(model_folder, broken)
+    (broken / "model.safetensors").unlink()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    config.actor_rollout_ref.model.path = str(broken)
+    config.data.val_files = str(tmp_path / "gone.parquet")
+    config.data.max_prompt_length = 10
+    config.data.filter_overlong_prompts = False
+    config.trainer.nnodes = 2
+    config.algorithm.adv_estimator = "gtpo_v1"
+    config.algorithm.use_kl_in_reward = True
+    red = with_status(check(config), Status.FAIL)
+    assert {what: bool(finding.key) for what, finding in red.items() if what != "configuration"} == {
+        VALIDATION: True,
+        f"{TRAIN}: prompts": True,
+        "Ray GPUs": True,
+        "model files": True,
+        "data files": True,
+        "interfaces": True,
+    }
+    assert "algorithm.use_kl_in_reward" in red["configuration"].detail
+    assert str(broken) in red["model files"].detail
+    assert "gone.parquet" in red["data files"].detail
+    assert "nosuch0" in red["interfaces"].detail
+
+
+def test_a_job_is_refused_with_every_red_line(config: DictConfig, capfd: pytest.CaptureFixture[str]) -> None:
+    config.data.max_response_length = 5000
+    config.trainer.nnodes = 2
+    with pytest.raises(RuntimeError) as refusal:
+        refuse_unfit(config)
+    message = str(refusal.value)
+    assert "gtpo_verl.preflight=false skips it" in message
+    assert "trainer.nnodes" in message
+    assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in message
+    assert "actor_rollout_ref.rollout.max_model_len" in message
+    assert "fail" in capfd.readouterr().out  # the table
+
+
+def test_a_job_server_is_no_cluster_address(config: DictConfig) -> None:
+    config.ray_kwargs.ray_init.address = "http://head:8265"
+    (red,) = refused(check(config))
+    assert red.what == "Ray"
+    assert "ray job submit --address http://head:8265" in red.detail
+
+
+def test_a_cluster_that_is_gone_is_named_at_once(config: DictConfig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    config.ray_kwargs.ray_init.address = address
+    (red,) = refused(check(config))
+    assert red.key == "RAY_ADDRESS, ray_kwargs.ray_init.address"
+    assert f"no Ray cluster at {address}" in red.detail
+
+
+def test_a_folder_that_cannot_be_written(config: DictConfig) -> None:
+    config.trainer.default_local_dir = "/proc/runs/checkpoints"
+    red = with_status(check(config), Status.FAIL)
+    assert red["run folder"].where == "this machine"
+    assert red["run folder"].key == "gtpo_verl.run_dir"
+    assert "/proc is not writable" in red["run folder"].detail
+
+
+def test_a_model_without_a_formula_is_grey(config: DictConfig, model_folder: Path, tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shutil.copytree(model_folder, tmp_path / "gpt2")
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
+    config.actor_rollout_ref.model.path = str(tmp_path / "gpt2")
+    findings = check(config)
+    assert refused(findings) == []
+    assert {"model", "memory and disk"} <= with_status(findings, Status.UNKNOWN).keys()
+
+
+DRY = ["model=dapo_math", "scale=32b_16x8"]
+
+
+def test_a_dry_run_shows_what_it_cannot_know_in_grey(capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight(DRY, dry_run=True) == 0
+    table = capsys.readouterr().out
+    for unknown in ("model", "data.train_files", "Ray nodes", "versions", "network", "GPU memory, update", "KV cache"):
+        (line,) = [line for line in table.splitlines() if f"│ {unknown} " in line]
+        assert "│ unknown │" in line
+    assert "32,763,876,352 parameters" in table
+    assert "activations 20.6" in table
+    assert "0 fail" in table
+
+
+def test_a_dry_run_judges_by_the_memory_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight(DRY, dry_run=True, gpu_memory=80 * 10**9) == 0
+    assert preflight(DRY, dry_run=True, gpu_memory=40 * 10**9) == 1
+    assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_is_wrong_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight([*DRY, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000"], dry_run=True) == 1
+    assert preflight(["no_such_key=1"], dry_run=True) == 1
+    assert "no_such_key" in capsys.readouterr().out
+    assert preflight([*DRY, "gtpo_verl.architecture.model_type=nope"], dry_run=True) == 1
+    assert "gtpo_verl.architecture" in capsys.readouterr().out
+
+
+def test_a_model_that_is_elsewhere_is_described_by_its_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight([*DRY, f"{MODEL}=/shared/models/Qwen2.5-32B"], dry_run=True) == 0
+    table = capsys.readouterr().out
+    assert "/shared/models/Qwen2.5-32B: no such folder on this machine" in table
+    assert "32,763,876,352 parameters" in table

@@ -1,0 +1,88 @@
+"""What a node says about itself."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from gtpo_verl.preflight.node import (
+    Request,
+    code_digest,
+    collect,
+    existing_folder,
+    folder_problem,
+    versions,
+)
+
+
+def test_everything_about_this_machine(tmp_path: Path) -> None:
+    data = tmp_path / "train.parquet"
+    data.touch()
+    gone = str(tmp_path / "val.parquet")
+    facts = collect(Request(str(tmp_path / "model"), [str(data), gone], str(tmp_path / "runs/a/checkpoints")))
+    assert facts.versions == versions()
+    assert facts.registration is None
+    assert list(facts.model) == [f"{tmp_path / 'model'}: no such folder"]
+    assert list(facts.missing_data) == [gone]
+    assert facts.run_folder is None
+    assert facts.disk_free is not None
+    assert facts.disk_free > 0
+    assert facts.memory is not None
+    assert facts.memory > 0
+    assert "lo" in facts.interfaces
+    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]  # nothing was made
+
+
+def test_a_model_on_the_hub_is_not_looked_for(tmp_path: Path) -> None:
+    assert list(collect(Request(None, [], str(tmp_path))).model) == []
+
+
+def test_versions_are_those_of_the_packages() -> None:
+    found = versions()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["torch"] == version("torch")
+    assert found["verl"] == version("verl")
+    assert found["vllm"] != "not installed"
+
+
+def test_the_digest_follows_the_code_alone(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    (package / "a.py").write_text("x = 1\n")
+    before = code_digest(package)
+    (package / "__pycache__").mkdir()
+    (package / "notes.txt").write_text("not code")
+    assert code_digest(package) == before
+    (package / "a.py").write_text("x = 2\n")
+    assert code_digest(package) != before
+    (package / "a.py").write_text("x = 1\n")
+    (package / "a.py").rename(package / "inner/a.py")
+    assert code_digest(package) != before
+
+
+def test_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    assert existing_folder(tmp_path) == tmp_path
+    assert existing_folder(tmp_path / "runs/a/checkpoints") == tmp_path
+    (tmp_path / "file").touch()
+    assert existing_folder(tmp_path / "file/below") == tmp_path
+
+
+def test_a_folder_with_the_drivers_file(tmp_path: Path) -> None:
+    (tmp_path / ".marker").touch()
+    assert folder_problem(tmp_path, ".marker") is None
+    assert [path.name for path in tmp_path.iterdir()] == [".marker"]
+
+
+def test_a_folder_without_the_drivers_file_is_named(tmp_path: Path) -> None:
+    problem = folder_problem(tmp_path, ".marker")
+    assert problem is not None
+    assert str(tmp_path) in problem
+    assert "not the folder that the driver sees" in problem
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that nobody may write to, root included")
+def test_a_folder_that_cannot_be_written_is_named() -> None:
+    problem = folder_problem(Path("/proc/self"))
+    assert problem is not None
+    assert problem.startswith("/proc/self is not writable")

@@ -1,0 +1,56 @@
+"""Sizes that do not fit are named by the key that holds them."""
+
+import pytest
+
+from gtpo_verl.preflight.findings import Status, refused
+from gtpo_verl.preflight.sizes import check_sizes
+
+
+@pytest.mark.parametrize("scale", ["32b_16x8", "32b_8x8", "7b_1x8"])
+def test_the_scales_fit(configured, scale: str) -> None:
+    findings = check_sizes(configured(scale=scale), 131_072)
+    assert {finding.status for finding in findings} == {Status.OK}
+
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+BAD = {
+    f"{ACTOR}.ulysses_sequence_parallel_size": [f"{ACTOR}.ulysses_sequence_parallel_size=3"],
+    f"{ACTOR}.ppo_mini_batch_size": [f"{ACTOR}.ppo_mini_batch_size=3", f"{ROLLOUT}.n=5"],
+    f"{ROLLOUT}.tensor_model_parallel_size": [f"{ROLLOUT}.tensor_model_parallel_size=6"],
+    f"{ROLLOUT}.max_model_len": ["data.max_response_length=30000"],
+    f"{ACTOR}.ppo_max_token_len_per_gpu": [f"{ACTOR}.ppo_max_token_len_per_gpu=2815"],
+    f"{ROLLOUT}.log_prob_max_token_len_per_gpu": [f"{ROLLOUT}.log_prob_max_token_len_per_gpu=2815"],
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_a_size_that_does_not_fit_is_named(configured, key: str) -> None:
+    red = refused(check_sizes(configured(*BAD[key]), 131_072))
+    assert [finding.key for finding in red] == [key]
+
+
+def test_the_smallest_token_budget_is_one_sequence_over_its_ranks(configured) -> None:
+    """22,528 tokens over 8 ranks are 2,816 each; the mini-batch is the product with the responses."""
+    budgets = [
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2816",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
+    ]
+    assert refused(check_sizes(configured(*budgets), 131_072)) == []
+
+
+def test_the_models_context_counts(configured) -> None:
+    (red,) = refused(check_sizes(configured(), 16_384))
+    assert red.key == "actor_rollout_ref.rollout.max_model_len"
+    assert "22528" in red.detail
+    assert "16384" in red.detail
+
+
+def test_without_model_or_limit_the_context_is_unknown(configured) -> None:
+    findings = check_sizes(configured("actor_rollout_ref.rollout.max_model_len=null"))
+    assert [finding.what for finding in findings if finding.status is Status.UNKNOWN] == ["context"]
+
+
+def test_a_budget_that_verl_ignores_is_not_judged(configured) -> None:
+    fixed = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_max_token_len_per_gpu=1"]
+    config = configured(*fixed, "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true")
+    assert refused(check_sizes(config)) == []
