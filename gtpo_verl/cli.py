@@ -1,7 +1,8 @@
-"""The command line: `gtpo-verl train | preflight | config | quickstart | prepare | data | report`."""
+"""The command line: `gtpo-verl train | preflight | config | quickstart | prepare | data | report | convert`."""
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -57,6 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.add_argument("runs", nargs="+", help="run folders, or metrics files")
     report.add_argument("--output", default="report", help="folder for curves.png, curves.svg and summary.json")
     report.set_defaults(run=_report)
+
+    convert = commands.add_parser("convert", help="a checkpoint's actor as a Hugging Face model, in bfloat16")
+    convert.add_argument("checkpoint", help="checkpoints/global_step_N, or a run's folder for its latest")
+    convert.add_argument("output", help="folder to write, which must not exist")
+    convert.set_defaults(run=_convert)
 
     options = parser.parse_args(arguments)
     os.environ.update(cache_variables())
@@ -126,6 +132,21 @@ def _report(options: argparse.Namespace) -> int:
     from gtpo_verl import report
 
     print(report.write_report([Path(run) for run in options.runs], Path(options.output)))
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gtpo_verl.verl_plugin.conversion import convert
+
+    # As Ctrl-C does: what is half-written is removed on the way out.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        print(convert(Path(options.checkpoint), Path(options.output)))
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -227,8 +227,7 @@ def check_host_memory(config: DictConfig, shape: ModelShape, total: int | None, 
 def checkpoint_bytes(config: DictConfig, shape: ModelShape) -> tuple[int, int | None]:
     """Size of one checkpoint, and how many lie on disk at most; None: as many as are saved, a number not known.
 
-    verl removes the oldest after the next is written where one is kept, before it where more are
-    (`verl/utils/checkpoint/checkpoint_manager.py`): two is the least.
+    The oldest goes once the next is whole (`verl_plugin/checkpoints.py`), so one more than are kept.
     """
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     dtype = _bytes(actor.fsdp_config.model_dtype, 4)
@@ -236,7 +235,7 @@ def checkpoint_bytes(config: DictConfig, shape: ModelShape) -> tuple[int, int | 
     if trainer.save_freq <= 0:
         return size, 0
     saved = None if trainer.total_training_steps is None else -(-trainer.total_training_steps // trainer.save_freq)
-    kept = max(trainer.max_actor_ckpt_to_keep, 2) if trainer.max_actor_ckpt_to_keep else saved
+    kept = trainer.max_actor_ckpt_to_keep + 1 if trainer.max_actor_ckpt_to_keep else saved
     return size, kept if saved is None else min(kept, saved)
 
 

@@ -29,6 +29,7 @@ def check_config(config: DictConfig) -> list[str]:
     """
     RecipeSettings.from_config(config)
     refuse_credentials(config)
+    checkpoints_to_keep(config)
     gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
     estimator = config.algorithm.adv_estimator
     mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
@@ -49,6 +50,32 @@ def check_config(config: DictConfig) -> list[str]:
         )
     refuse_kl_in_reward(config.algorithm)
     return warnings + [f"{key} has no effect on {estimator}" for key in unused_keys(estimator, gtpo)]
+
+
+def checkpoints_to_keep(config: DictConfig) -> int | None:
+    """The number of checkpoints to keep (`trainer.max_actor_ckpt_to_keep`), None for all.
+
+    Raises:
+        ValueError: no such number, another one for the critic (a checkpoint is kept or deleted whole), or checkpoints
+            that no run could go on from.
+    """
+    trainer = config.trainer
+    keep = 1 if trainer.get("remove_previous_ckpt_in_save") else trainer.get("max_actor_ckpt_to_keep")
+    if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
+        raise ValueError(f"trainer.max_actor_ckpt_to_keep={keep} must be a whole number of at least 1, or null for all")
+    of_critic = trainer.get("max_critic_ckpt_to_keep")
+    if of_critic is not None and of_critic != keep:
+        raise ValueError(
+            f"trainer.max_critic_ckpt_to_keep={of_critic}: a checkpoint is kept or deleted whole, actor and critic; "
+            f"set trainer.max_actor_ckpt_to_keep (here {keep}) and leave this null"
+        )
+    actor = config.actor_rollout_ref.actor
+    if OmegaConf.select(actor, "checkpoint.async_save") and str(actor.strategy).startswith("fsdp"):
+        raise ValueError(
+            f"actor_rollout_ref.actor.checkpoint.async_save=True: with the strategy {actor.strategy} verl saves at "
+            "once all the same, but never names the checkpoint, so that no run could go on from it; set it to False"
+        )
+    return keep
 
 
 def check_single_row_sessions(keys: Sequence[str]) -> None:

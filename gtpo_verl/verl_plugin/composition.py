@@ -14,6 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 _SECRET = re.compile(
     r"(api_?key|secret|password|passwd|credentials?|(access|auth|hf|hub)_?token)s?$|^token$", re.IGNORECASE
 )
+# An address with a password in it.
+_PASSWORD_IN_URL = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")
 HIDDEN = "<hidden>"
 
 
@@ -34,7 +36,8 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def to_yaml(config: DictConfig) -> str:
-    """YAML of a resolved configuration; what looks like a credential, by its name, reads `<hidden>`."""
+    """YAML of a resolved configuration; what looks like a credential, by its name or as an address with a password,
+    reads `<hidden>`."""
     shown = OmegaConf.create(OmegaConf.to_container(config))
     for key in _credentials(OmegaConf.to_container(config)):
         OmegaConf.update(shown, key, HIDDEN)
@@ -55,9 +58,10 @@ def refuse_credentials(config: DictConfig) -> None:
 
 
 def _credentials(node: Any, prefix: str = "") -> Iterator[str]:
-    """Keys, as OmegaConf selects them, of values that are set and whose name is that of a credential."""
+    """Keys, as OmegaConf selects them, of values that are set and whose name is that of a credential, or that are an
+    address with a password."""
     for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         if isinstance(value, dict | list):
             yield from _credentials(value, f"{prefix}{key}.")
-        elif value and _SECRET.search(str(key)):
+        elif value and (_SECRET.search(str(key)) or (isinstance(value, str) and _PASSWORD_IN_URL.search(value))):
             yield f"{prefix}{key}"

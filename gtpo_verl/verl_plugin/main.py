@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gtpo_verl.launch.run_info import VARIABLE, RunInfo
 from gtpo_verl.verl_plugin import cpu, hooks
+from gtpo_verl.verl_plugin.composition import to_yaml
 from gtpo_verl.verl_plugin.engine import engine_environment
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
@@ -80,12 +81,16 @@ def check(config: DictConfig) -> RunInfo:
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 
+    from gtpo_verl.verl_plugin.checkpoints import CheckpointFolder, check_resume
     from gtpo_verl.verl_plugin.checks import check_config
     from gtpo_verl.verl_plugin.refusals import refuse_on_driver
+    from gtpo_verl.verl_plugin.trackers import check_trackers
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
     check_config(config)
+    check_trackers(config.trainer.logger)
+    check_resume(config)
     refuse_on_driver(config, settings)
 
     run_dir = Path(settings.run_dir).absolute()
@@ -97,13 +102,15 @@ def check(config: DictConfig) -> RunInfo:
         metrics=os.environ["VERL_FILE_LOGGER_PATH"],
         checkpoints=str(checkpoints),
         total_steps=config.trainer.total_training_steps,
-        resumed_step=last_checkpoint(checkpoints) if config.trainer.resume_mode == "auto" else 0,
+        resumed_step=CheckpointFolder(checkpoints).resumable() if config.trainer.resume_mode == "auto" else 0,
     )
     if settings.preflight and not info.finished:
         from gtpo_verl.preflight.command import refuse_unfit
 
         refuse_unfit(config)
     run_dir.mkdir(parents=True, exist_ok=True)
+    # Not by Hydra, which would write before a credential is refused.
+    (run_dir / "config.yaml").write_text(to_yaml(config))
     info.publish()
     _redirect_output(Path(info.log))
     if early_log is not None:
@@ -131,6 +138,9 @@ def train(config: DictConfig) -> None:
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
+    from gtpo_verl.verl_plugin.trackers import prepare_trackers
+
+    run_dir = Path(config.gtpo_verl.run_dir).absolute()
     chosen = [name for name, value in config.gtpo_verl.env.items() if value is not None]
     forwarded = [*chosen, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
     with open_dict(config):
@@ -140,23 +150,19 @@ def train(config: DictConfig) -> None:
     verl_task_runner: Any = TaskRunnerV1.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 
     class TaskRunner(verl_task_runner):
-        """verl's task runner, which first sees that the plugin is active on its node."""
+        """verl's task runner, which first sees that the plugin is active on its node, and prepares the trackers that
+        it will start. Their variables are set here: a runtime environment is part of the configuration that is logged,
+        and an address may hold a password."""
 
         def run(self, config: DictConfig) -> None:
             hooks.check_registration()
+            prepare_trackers(run_dir, config.trainer.project_name, config.trainer.logger)
             super().run(config)
 
     try:
         run_ppo(config, task_runner_class=ray.remote(TaskRunner))
     finally:
         ray.shutdown()
-
-
-def last_checkpoint(folder: Path) -> int:
-    """The step of the newest complete checkpoint, 0 where there is none."""
-    tracker = folder / "latest_checkpointed_iteration.txt"
-    text = tracker.read_text().strip() if tracker.exists() else ""
-    return int(text) if text.isdigit() else 0
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -1,18 +1,20 @@
 """verl's synchronous V1 trainer, with what GTPO needs and what a long run needs.
 
 GTPO: the advantages are computed from the entropies of the log-probability pass and from the raw task metric.
-Every recipe run, DAPO's too: dynamic sampling ends with an error instead of never, metrics survive a resume, and a
-checkpoint never precedes the metrics of its step.
+Every recipe run, DAPO's too: dynamic sampling ends with an error instead of never, metrics survive a resume, a
+checkpoint never precedes the metrics of its step, and the last N are kept, whatever was resumed.
 """
 
 import dataclasses
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
@@ -23,6 +25,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig, compute_advantages
 from gtpo_verl.verl_plugin import checks
+from gtpo_verl.verl_plugin.checkpoints import CheckpointFolder
 from gtpo_verl.verl_plugin.metrics_history import MetricsHistory
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.settings import RecipeSettings
@@ -180,7 +183,35 @@ class GtpoTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         """Saves once the metrics of this step are written: `fit` itself would save first, and a run killed between
         the two would resume behind a step whose metrics were never logged."""
-        self.logger.after_log = super()._save_checkpoint
+        self.logger.after_log = self._save_and_keep_last
+
+    def _save_and_keep_last(self) -> None:
+        if OmegaConf.select(self.config, "actor_rollout_ref.actor.checkpoint.async_save"):
+            super()._save_checkpoint()  # Megatron's: is not written yet when this returns, and named later
+            return
+        checkpoints = CheckpointFolder(Path(self.config.trainer.default_local_dir))
+        keep = checks.checkpoints_to_keep(self.config)
+        checkpoints.set_aside(self.global_steps)
+        with _without_verls_limit(self.config.trainer):
+            super()._save_checkpoint()
+        checkpoints.saved(self.global_steps, keep)
+
+    def _load_checkpoint(self) -> None:
+        if self.config.trainer.resume_mode == "auto":
+            CheckpointFolder(Path(self.config.trainer.default_local_dir)).mend()
+        super()._load_checkpoint()
+
+
+@contextmanager
+def _without_verls_limit(trainer: DictConfig) -> Iterator[None]:
+    """verl's workers delete by what they remember and before the checkpoint is complete; here they delete nothing."""
+    names = ("max_actor_ckpt_to_keep", "max_critic_ckpt_to_keep", "remove_previous_ckpt_in_save")
+    limits = {name: trainer[name] for name in names if name in trainer}
+    trainer.update(dict.fromkeys(limits))
+    try:
+        yield
+    finally:
+        trainer.update(limits)
 
 
 class LogThenSave:

@@ -94,6 +94,16 @@ CASES = {
         {},
         ["actor_rollout_ref.model.path=./nowhere"],
     ),
+    "tracker without its package": (
+        lambda _: ["trainer.logger=[console,file,clearml]"],
+        {},
+        ["trainer.logger=clearml", "pip install clearml"],
+    ),
+    "checkpoints of none": (
+        lambda _: ["trainer.max_actor_ckpt_to_keep=0"],
+        {},
+        ["trainer.max_actor_ckpt_to_keep=0"],
+    ),
     "disk too full": (lambda _: ["gtpo_verl.min_free_disk_gib=1e9"], {}, ["gtpo_verl.min_free_disk_gib", "GiB free"]),
 }
 
@@ -107,4 +117,13 @@ def test_refused(case: str, run: Run) -> None:
         assert words in run.terminal, run.terminal
     assert "Traceback" not in run.terminal
     assert "Started a local Ray instance" not in run.terminal
+    run.assert_nothing_left()
+
+
+def test_a_refused_credential_is_written_nowhere(run: Run) -> None:
+    run.start(*SMALL, "algorithm=gtpo_v1", "+trainer.wandb_api_key=hunter2")
+    assert run.wait(timeout=200) == 1, run.terminal
+    assert "trainer.wandb_api_key looks like a credential" in run.terminal
+    written = [path for path in run.folder.rglob("*") if path.is_file()]
+    assert [path for path in written if b"hunter2" in path.read_bytes()] == []
     run.assert_nothing_left()

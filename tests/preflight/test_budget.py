@@ -141,9 +141,9 @@ def test_a_node_must_hold_the_model_while_it_is_loaded(configured, shape: ModelS
 @pytest.mark.parametrize(
     ("overrides", "count"),
     [
-        ([], 2),
+        ([], 3),
         (["trainer.max_actor_ckpt_to_keep=1"], 2),  # the old one goes when the new one is there
-        (["trainer.max_actor_ckpt_to_keep=5"], 5),
+        (["trainer.max_actor_ckpt_to_keep=5"], 6),
         (["trainer.max_actor_ckpt_to_keep=5", "trainer.total_training_steps=12"], 3),
         (["trainer.max_actor_ckpt_to_keep=null"], 40),
         (["trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=null"], None),
@@ -155,12 +155,12 @@ def test_checkpoints_at_once(configured, shape: ModelShape, overrides: list[str]
 
 
 def test_a_disk_too_small_is_red(configured, shape: ModelShape) -> None:
-    config = configured()  # two checkpoints of 366 GiB
+    config = configured()  # three checkpoints of 366 GiB
     finding = budget.check_checkpoint_space(config, shape, 700 * GIB, "node-1")
     assert (finding.status, finding.key) == (Status.FAIL, "trainer.max_actor_ckpt_to_keep")
-    assert "732.3 GiB" in finding.detail
+    assert "1098.5 GiB" in finding.detail
     assert "700.0 GiB free" in finding.detail
-    assert budget.check_checkpoint_space(config, shape, 800 * GIB, "node-1").status is Status.OK
+    assert budget.check_checkpoint_space(config, shape, 1200 * GIB, "node-1").status is Status.OK
     assert budget.check_checkpoint_space(config, shape, None, "").status is Status.UNKNOWN
     endless = configured("trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=null")
     assert budget.check_checkpoint_space(endless, shape, 800 * GIB, "").status is Status.WARN

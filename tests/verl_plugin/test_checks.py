@@ -1,9 +1,10 @@
-"""Refusals of a batch, by name, and the numbering of groups."""
+"""Refusals of a configuration and of a batch, by name, and the numbering of groups."""
 
 import pytest
 from tensordict import TensorDict
 
-from gtpo_verl.verl_plugin.checks import check_entropies, check_single_row_sessions, raw_success
+from gtpo_verl.verl_plugin.checks import check_config, check_entropies, check_single_row_sessions, raw_success
+from gtpo_verl.verl_plugin.composition import compose_config
 
 
 def extra(**metrics) -> dict:
@@ -35,3 +36,22 @@ def test_several_rows_a_session_are_refused() -> None:
 def test_missing_entropies_are_refused() -> None:
     with pytest.raises(ValueError, match=r"no `entropy`.*actor.strategy"):
         check_entropies(TensorDict({}, batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("trainer.max_actor_ckpt_to_keep=0", r"trainer\.max_actor_ckpt_to_keep=0 must be"),
+        ("trainer.max_actor_ckpt_to_keep=1.5", r"trainer\.max_actor_ckpt_to_keep=1\.5 must be"),
+        ("trainer.max_critic_ckpt_to_keep=7", r"trainer\.max_critic_ckpt_to_keep=7: .*max_actor_ckpt_to_keep \(here 2"),
+        ("actor_rollout_ref.actor.checkpoint.async_save=true", r"async_save=True: .*fsdp2"),
+    ],
+)
+def test_checkpoints_that_cannot_be_kept_or_found_are_refused(override: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_config(compose_config([override if "async" not in override else f"++{override}"]))
+
+
+@pytest.mark.parametrize("override", ["trainer.max_actor_ckpt_to_keep=null", "trainer.max_critic_ckpt_to_keep=2"])
+def test_checkpoints_that_can(override: str) -> None:
+    check_config(compose_config([override]))

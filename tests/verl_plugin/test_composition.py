@@ -40,6 +40,20 @@ def test_hides_credentials_in_lists() -> None:
     assert "name: wandb" in text
 
 
+@pytest.mark.parametrize("address", ["http://me:hunter2@proxy:3128", "postgresql+psycopg2://me:hunter2@db/runs"])
+def test_hides_and_refuses_an_address_with_a_password(address: str) -> None:
+    config = compose_config([f"+trainer.wandb_proxy='{address}'"])
+    assert "hunter2" not in to_yaml(config)
+    with pytest.raises(ValueError, match=r"trainer\.wandb_proxy looks like a credential") as refusal:
+        check_config(config)
+    assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("address", ["http://proxy:3128", "http://proxy:3128/a@b", "hdfs://host:9000", "12:30@noon"])
+def test_an_address_without_a_password_is_none(address: str) -> None:
+    check_config(compose_config([f"+trainer.wandb_proxy='{address}'"]))
+
+
 def test_hides_nothing_of_verls_own() -> None:
     assert HIDDEN not in to_yaml(compose_config([]))
 

@@ -1,0 +1,145 @@
+"""What the backends of `trainer.logger` need around verl's `Tracking` (verl/utils/tracking.py), which starts them
+minutes after the start of a run: their packages and log-ins, checked before; their files, kept in the run's folder."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+# backend: (module that verl imports, what to install)
+PACKAGES = {
+    "wandb": ("wandb", "wandb"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "swanlab": ("swanlab", "swanlab"),
+    "mlflow": ("mlflow", "mlflow"),
+    "trackio": ("trackio", "trackio"),
+    "clearml": ("clearml", "clearml"),
+    "vemlp_wandb": ("volcengine_ml_platform", "volcengine-ml-platform"),
+    "rl_insight": ("rl_insight", "rl-insight"),
+}
+WITHOUT_PACKAGE = ("console", "file")
+
+# backend: (variable of the mode, modes that need no log-in, variables of a log-in, files of a log-in)
+_LOGINS = {
+    "wandb": (
+        "WANDB_MODE",
+        ("offline", "disabled", "dryrun"),
+        ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"),
+        ("$NETRC", "~/.netrc", "~/_netrc"),
+    ),
+    "swanlab": (
+        "SWANLAB_MODE",
+        ("offline", "local", "disabled"),
+        ("SWANLAB_API_KEY",),
+        (".swanlab/.netrc", "$SWANLAB_ROOT/.netrc", "$SWANLAB_SAVE_DIR/.netrc", "~/.swanlab/.netrc"),
+    ),
+}
+
+
+def backends(loggers: str | Sequence[str]) -> list[str]:
+    """`trainer.logger`, which may be one name or a list."""
+    return [loggers] if isinstance(loggers, str) else list(loggers)
+
+
+def check_trackers(loggers: str | Sequence[str]) -> None:
+    """Refuses a backend that could not be started on this machine.
+
+    Args:
+        loggers: `trainer.logger`.
+
+    Raises:
+        ValueError: naming `trainer.logger`, the backend, and the package to install or the variable to export.
+    """
+    for backend in backends(loggers):
+        if backend in WITHOUT_PACKAGE:
+            continue
+        if backend not in PACKAGES:
+            known = ", ".join((*WITHOUT_PACKAGE, *PACKAGES))
+            raise ValueError(f"trainer.logger={backend} is no backend of verl's; there are {known}")
+        module, package = PACKAGES[backend]
+        if importlib.util.find_spec(module) is None:
+            raise ValueError(
+                f"trainer.logger={backend} needs the package {package}, which is not installed: pip install {package} "
+                "(wherever the trainer may run, on a cluster on every node), or leave it out of trainer.logger"
+            )
+        if backend in _LOGINS and not _logged_in(backend):
+            mode, without, variables, _ = _LOGINS[backend]
+            raise ValueError(
+                f"trainer.logger={backend} finds no log-in: export {variables[0]}, or run `{backend} login`; or export "
+                f"{mode}={without[0]} to log into the run's folder alone"
+            )
+
+
+def tracker_variables(run_dir: Path, loggers: str | Sequence[str]) -> dict[str, str]:
+    """Environment variables that keep a backend's files in the run's folder, but for those the user has set.
+
+    The folders of log-ins and settings in the home folder stay where they are.
+
+    Args:
+        run_dir: absolute.
+    """
+    wanted: dict[str, dict[str, object]] = {
+        "wandb": {
+            "WANDB_DIR": run_dir,
+            "WANDB_CACHE_DIR": run_dir / "wandb/cache",
+            "WANDB_DATA_DIR": run_dir / "wandb/data",
+        },
+        "tensorboard": {"TENSORBOARD_DIR": run_dir / "tensorboard"},
+        "swanlab": {"SWANLAB_LOG_DIR": run_dir / "swanlab"},
+        "mlflow": {
+            "MLFLOW_TRACKING_URI": f"sqlite:///{run_dir / 'mlflow/mlflow.db'}",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        },
+    }
+    return {
+        name: str(value)
+        for backend in backends(loggers)
+        for name, value in wanted.get(backend, {}).items()
+        if name not in os.environ
+    }
+
+
+def prepare_trackers(run_dir: Path, project: str, loggers: str | Sequence[str]) -> None:
+    """To be called in the process that will start the backends, before it does.
+
+    Args:
+        run_dir: absolute.
+        project: `trainer.project_name`.
+
+    Raises:
+        ValueError: as `check_trackers`, or the MLflow store cannot be opened; verl would train without it.
+    """
+    check_trackers(loggers)
+    ours = tracker_variables(run_dir, loggers)
+    os.environ.update(ours)
+    for backend in {"wandb", "swanlab"} & set(backends(loggers)):
+        (run_dir / backend).mkdir(parents=True, exist_ok=True)
+    if "mlflow" in backends(loggers):
+        _prepare_mlflow(run_dir / "mlflow", project, own_store="MLFLOW_TRACKING_URI" in ours)
+
+
+def _prepare_mlflow(folder: Path, project: str, own_store: bool) -> None:
+    """Opens the store; in one of the run's own, makes the experiment that verl would make with its artifacts in the
+    current folder."""
+    import mlflow
+
+    if own_store:
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+        experiment = mlflow.get_experiment_by_name(project)
+        if experiment is None and own_store:
+            mlflow.create_experiment(project, artifact_location=(folder / "artifacts").as_uri())
+    except Exception as error:
+        # The address may hold a password; its text stays out of the log.
+        raise ValueError(
+            f"trainer.logger=mlflow: the store of MLFLOW_TRACKING_URI cannot be used: {type(error).__name__}"
+        ) from None
+
+
+def _logged_in(backend: str) -> bool:
+    mode, without, variables, files = _LOGINS[backend]
+    if os.environ.get(mode) in without or any(os.environ.get(name) for name in variables):
+        return True
+    # A variable that is not set stays in the path, where no file is.
+    return any(Path(os.path.expandvars(file)).expanduser().is_file() for file in files)

@@ -1,0 +1,129 @@
+"""A run that was stopped and goes on sees the prompts that it would have seen; what it leaves behind is what is kept,
+and converts to the model that it trained. On the way, two trackers log a whole run."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from training_run import COMMAND, SMALL, Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+# Two steps an epoch. Without dynamic sampling a step takes the next 4 prompts, no more.
+TWO_STEPS_AN_EPOCH = [
+    *SMALL,
+    "algorithm=dapo",
+    "algorithm.filter_groups.enable=false",
+    "data.train_max_samples=8",
+    "data.max_response_length=32",
+    "actor_rollout_ref.rollout.n=4",
+    "trainer.rollout_data_dir=rollouts",
+]
+SAVE_EACH = ["trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=2"]
+
+
+def prompts(folder: Path) -> dict[int, list[str]]:
+    """The prompts of each step, from verl's dump of its rollouts, sorted: within a step they have no order."""
+    return {
+        int(path.stem): sorted({json.loads(line)["input"] for line in path.read_text().splitlines()})
+        for path in (folder / "rollouts").glob("*.jsonl")
+    }
+
+
+def train_until(run: Run, step: int, *overrides: str, **environment: str) -> None:
+    run.start(*TWO_STEPS_AN_EPOCH, f"trainer.total_training_steps={step}", *overrides, **environment)
+    assert run.wait() == 0, run.terminal
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(tmp_path_factory.mktemp("uninterrupted"))
+    train_until(run, 5, "trainer.logger=[console,file,tensorboard,wandb]", WANDB_MODE="offline")
+    return run
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tracked: Run) -> dict[int, list[str]]:
+    seen = prompts(tracked.folder)
+    assert sorted(seen) == [1, 2, 3, 4, 5]
+    assert sorted(seen[1] + seen[2]) == sorted(seen[3] + seen[4])  # an epoch is an epoch
+    assert seen[1] not in (seen[3], seen[4])  # in another order than the one before
+    return seen
+
+
+@pytest.fixture(scope="module")
+def stopped_at_the_end_of_an_epoch(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two ranks; stopped after step 2, gone on until 4."""
+    run = Run(tmp_path_factory.mktemp("resumed"))
+    for step in (2, 4):
+        train_until(run, step, *SAVE_EACH, "trainer.n_gpus_per_node=2")
+    return run
+
+
+def test_goes_on_in_the_next_epoch(uninterrupted: dict[int, list[str]], stopped_at_the_end_of_an_epoch: Run) -> None:
+    run = stopped_at_the_end_of_an_epoch
+    assert run.steps() == [1, 2, 3, 4]
+    assert prompts(run.folder) == {step: uninterrupted[step] for step in (1, 2, 3, 4)}
+    assert [record["data"]["training/epoch"] for record in run.metrics()] == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
+def test_goes_on_within_an_epoch(uninterrupted: dict[int, list[str]], run: Run) -> None:
+    for step in (1, 3, 5):
+        train_until(run, step, *SAVE_EACH)
+    assert run.steps() == [1, 2, 3, 4, 5]
+    assert prompts(run.folder) == uninterrupted
+
+
+def test_trackers_log_what_the_metrics_file_holds(tracked: Run) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tracked.run_dir() / "tensorboard"))
+    events.Reload()
+    (record,) = (tracked.run_dir() / "wandb").glob("offline-run-*/run-*.wandb")
+    assert record.stat().st_size > 10_000
+    metrics = [(record["step"], record["data"]) for record in tracked.metrics()]
+    for name in metrics[0][1]:
+        logged = [(event.step, event.value) for event in events.Scalars(name)]
+        assert logged == [(step, pytest.approx(data[name], rel=1e-6)) for step, data in metrics], name
+    tracked.assert_nothing_left()
+    assert {path.name for path in tracked.folder.iterdir()} <= {"home", "rollouts", "runs", "terminal.txt", ".cache"}
+
+
+def test_keeps_the_last_two_across_the_resume(stopped_at_the_end_of_an_epoch: Run) -> None:
+    checkpoints = stopped_at_the_end_of_an_epoch.run_dir() / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == [
+        "global_step_3",
+        "global_step_4",
+        "latest_checkpointed_iteration.txt",
+    ]
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def test_converts_to_what_the_ranks_hold(stopped_at_the_end_of_an_epoch: Run, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = stopped_at_the_end_of_an_epoch
+    command = [str(COMMAND), "convert", str(run.run_dir()), str(tmp_path / "model")]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{tmp_path / 'model'}\n"
+
+    actor = run.run_dir() / "checkpoints/global_step_4/actor"
+    shards = [torch.load(actor / f"model_world_size_2_rank_{rank}.pt", weights_only=False) for rank in (0, 1)]
+    trained = {name: torch.cat([shard[name].to_local() for shard in shards]) for name in shards[0]}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert model.config.tie_word_embeddings
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    converted = model.state_dict()
+    assert converted.keys() == trained.keys()
+    for name, weight in trained.items():
+        assert torch.equal(converted[name], weight.bfloat16()), name
+
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "model")("2+3-1=?", return_tensors="pt").input_ids
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    exact.load_state_dict(trained)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits.float(), exact(tokens).logits, atol=0.2, rtol=0.05)
