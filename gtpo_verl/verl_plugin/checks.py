@@ -30,6 +30,7 @@ def check_config(config: DictConfig) -> list[str]:
     RecipeSettings.from_config(config)
     refuse_credentials(config)
     checkpoints_to_keep(config)
+    check_sequence_parallel(config)
     gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
     estimator = config.algorithm.adv_estimator
     mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
@@ -50,6 +51,23 @@ def check_config(config: DictConfig) -> list[str]:
         )
     refuse_kl_in_reward(config.algorithm)
     return warnings + [f"{key} has no effect on {estimator}" for key in unused_keys(estimator, gtpo)]
+
+
+def check_sequence_parallel(config: DictConfig) -> None:
+    """Refuses sequence parallelism without flash attention, where each rank would attend to its own part only.
+
+    verl exchanges heads for tokens in transformers' flash-attention function and nowhere else
+    (`verl/models/transformers/monkey_patch.py`).
+    """
+    size = config.actor_rollout_ref.actor.get("ulysses_sequence_parallel_size", 1)
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    attention = OmegaConf.select(config, key) or "flash_attention_2"
+    if size > 1 and not attention.startswith("flash_attention"):
+        raise ValueError(
+            f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size} with {key}={attention}: verl spreads a "
+            "sequence over ranks in flash attention only, so tokens would see a part of their sequence; use "
+            "flash_attention_2, or a size of 1"
+        )
 
 
 def checkpoints_to_keep(config: DictConfig) -> int | None:

@@ -1,7 +1,7 @@
 """Downloads over real HTTP that break off, restart, lie about their content, or meet each other."""
 
 import hashlib
-import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from gtpo_verl.data import downloads
 from gtpo_verl.data.downloads import RemoteFile, download, look_up
 from gtpo_verl.data.errors import DownloadError
 
-CONTENT = os.urandom(50_000)
+CONTENT = random.Random(0).randbytes(50_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 GIT_SHA1 = hashlib.sha1(b"blob 50000\0" + CONTENT).hexdigest()
 

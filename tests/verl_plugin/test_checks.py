@@ -55,3 +55,14 @@ def test_checkpoints_that_cannot_be_kept_or_found_are_refused(override: str, nam
 @pytest.mark.parametrize("override", ["trainer.max_actor_ckpt_to_keep=null", "trainer.max_critic_ckpt_to_keep=2"])
 def test_checkpoints_that_can(override: str) -> None:
     check_config(compose_config([override]))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+def test_a_sequence_over_ranks_needs_flash_attention(attention: str) -> None:
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    overrides = ["scale=gpu", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"]
+    check_config(compose_config(overrides))
+    check_config(compose_config([*overrides, f"++{key}=flash_attention_3"]))
+    check_config(compose_config(["scale=gpu", f"++{key}={attention}"]))
+    with pytest.raises(ValueError, match=rf"sequence_parallel_size=2 .*{key}={attention}"):
+        check_config(compose_config([*overrides, f"++{key}={attention}"]))
