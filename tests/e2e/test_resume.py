@@ -38,61 +38,44 @@ def train_until(run: Run, step: int, *overrides: str, **environment: str) -> Non
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = Run(tmp_path_factory.mktemp("uninterrupted"))
-    train_until(run, 5, "trainer.logger=[console,file,tensorboard,wandb]", WANDB_MODE="offline")
+def stopped_twice(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Stopped within the first epoch, after step 1, and at its end, after step 2; gone on until 4."""
+    run = Run(tmp_path_factory.mktemp("resumed"))
+    for step in (1, 2, 4):
+        train_until(run, step, *SAVE_EACH, "trainer.logger=[console,file,tensorboard,wandb]", WANDB_MODE="offline")
     return run
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tracked: Run) -> dict[int, list[str]]:
-    seen = prompts(tracked.folder)
-    assert sorted(seen) == [1, 2, 3, 4, 5]
+def test_goes_on_within_an_epoch_and_in_the_next(stopped_twice: Run) -> None:
+    """That the order is the one of a run that was never stopped is tested on the loader (test_data_order.py)."""
+    assert stopped_twice.steps() == [1, 2, 3, 4]
+    assert [record["data"]["training/epoch"] for record in stopped_twice.metrics()] == [0, 0, 1, 1]
+    seen = prompts(stopped_twice.folder)
+    assert [len(seen[step]) for step in (1, 2, 3, 4)] == [4, 4, 4, 4]
+    assert not set(seen[1]) & set(seen[2])
     assert sorted(seen[1] + seen[2]) == sorted(seen[3] + seen[4])  # an epoch is an epoch
     assert seen[1] not in (seen[3], seen[4])  # in another order than the one before
-    return seen
 
 
-@pytest.fixture(scope="module")
-def stopped_at_the_end_of_an_epoch(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Stopped after step 2, gone on until 4."""
-    run = Run(tmp_path_factory.mktemp("resumed"))
-    for step in (2, 4):
-        train_until(run, step, *SAVE_EACH)
-    return run
-
-
-def test_goes_on_in_the_next_epoch(uninterrupted: dict[int, list[str]], stopped_at_the_end_of_an_epoch: Run) -> None:
-    run = stopped_at_the_end_of_an_epoch
-    assert run.steps() == [1, 2, 3, 4]
-    assert prompts(run.folder) == {step: uninterrupted[step] for step in (1, 2, 3, 4)}
-    assert [record["data"]["training/epoch"] for record in run.metrics()] == [0, 0, 1, 1]
-
-
-def test_goes_on_within_an_epoch(uninterrupted: dict[int, list[str]], run: Run) -> None:
-    for step in (1, 3, 5):
-        train_until(run, step, *SAVE_EACH)
-    assert run.steps() == [1, 2, 3, 4, 5]
-    assert prompts(run.folder) == uninterrupted
-
-
-def test_trackers_log_what_the_metrics_file_holds(tracked: Run) -> None:
+def test_trackers_log_what_the_metrics_file_holds(stopped_twice: Run) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(tracked.run_dir() / "tensorboard"))
+    run = stopped_twice
+    events = EventAccumulator(str(run.run_dir() / "tensorboard"))
     events.Reload()
-    (record,) = (tracked.run_dir() / "wandb").glob("offline-run-*/run-*.wandb")
-    assert record.stat().st_size > 10_000
-    metrics = [(record["step"], record["data"]) for record in tracked.metrics()]
+    records = list((run.run_dir() / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(records) == 3  # a resumed run is a new one for wandb
+    assert all(record.stat().st_size > 5_000 for record in records)
+    metrics = [(record["step"], record["data"]) for record in run.metrics()]
     for name in metrics[0][1]:
         logged = [(event.step, event.value) for event in events.Scalars(name)]
         assert logged == [(step, pytest.approx(data[name], rel=1e-6)) for step, data in metrics], name
-    tracked.assert_nothing_left()
-    assert {path.name for path in tracked.folder.iterdir()} <= {"home", "rollouts", "runs", "terminal.txt", ".cache"}
+    run.assert_nothing_left()
+    assert {path.name for path in run.folder.iterdir()} <= {"home", "rollouts", "runs", "terminal.txt", ".cache"}
 
 
-def test_keeps_the_last_two_across_the_resume(stopped_at_the_end_of_an_epoch: Run) -> None:
-    checkpoints = stopped_at_the_end_of_an_epoch.run_dir() / "checkpoints"
+def test_keeps_the_last_two_across_resumes(stopped_twice: Run) -> None:
+    checkpoints = stopped_twice.run_dir() / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
         "global_step_3",
         "global_step_4",
@@ -101,10 +84,10 @@ def test_keeps_the_last_two_across_the_resume(stopped_at_the_end_of_an_epoch: Ru
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "4"
 
 
-def test_converts_to_what_the_actor_holds(stopped_at_the_end_of_an_epoch: Run, tmp_path: Path) -> None:
+def test_converts_to_what_the_actor_holds(stopped_twice: Run, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = stopped_at_the_end_of_an_epoch
+    run = stopped_twice
     command = [str(COMMAND), "convert", str(run.run_dir()), str(tmp_path / "model")]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
