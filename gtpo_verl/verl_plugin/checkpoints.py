@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 logger = logging.getLogger(__name__)
 
 TRACKER = "latest_checkpointed_iteration.txt"
+_RESUME_MODES = ("auto", "disable", "resume_path")
 _DELETING = ".deleting"
 _REPLACED = ".replaced"
 
@@ -40,6 +41,15 @@ class CheckpointFolder:
     def of_step(self, step: int) -> Path:
         return self.path / f"global_step_{step}"
 
+    def located(self, step: int) -> Path:
+        """Where the checkpoint of this step lies: set aside while its successor is not whole."""
+        folder, aside = self.of_step(step), self._aside(step)
+        return aside if _is_whole(aside) and not _is_whole(folder) else folder
+
+    def whole(self) -> list[int]:
+        """Steps of all whole checkpoints, ascending; those that were set aside included."""
+        return [step for step in self._steps() if _is_whole(self.located(step))]
+
     def resumable(self) -> int:
         """The step that a run goes on from, 0 for none: what the tracker file names, or the newest whole checkpoint
         where it names none that is whole.
@@ -51,10 +61,9 @@ class CheckpointFolder:
         if not tracker.exists():
             return 0
         named = self.named()
-        if named and (self._is_whole(named) or self._is_set_aside(named)):
+        if named and _is_whole(self.located(named)):
             return named
-        whole = [step for step in self._steps() if self._is_whole(step) or self._is_set_aside(step)]
-        if whole:
+        if whole := self.whole():
             return whole[-1]
         if named is None:
             raise ValueError(f"{tracker} names no step, and no checkpoint beside it is whole; delete it to start anew")
@@ -92,7 +101,7 @@ class CheckpointFolder:
         """Makes room for a checkpoint of this step, which a run resumed from an earlier one writes again."""
         folder = self.of_step(step)
         if self._is_whole(step):
-            aside = Path(f"{folder}{_REPLACED}")
+            aside = self._aside(step)
             self._delete(aside)  # of an earlier kill, after which `mend` was not called (trainer.resume_mode=disable)
             os.replace(folder, aside)
         else:
@@ -108,7 +117,7 @@ class CheckpointFolder:
         """
         if self.named() != step or not self._is_whole(step):
             return
-        self._delete(Path(f"{self.of_step(step)}{_REPLACED}"))
+        self._delete(self._aside(step))
         if keep is not None:
             older = [other for other in self._steps() if other < step]
             whole = [other for other in older if self._is_whole(other)]
@@ -127,8 +136,8 @@ class CheckpointFolder:
     def _is_whole(self, step: int) -> bool:
         return _is_whole(self.of_step(step))
 
-    def _is_set_aside(self, step: int) -> bool:
-        return _is_whole(Path(f"{self.of_step(step)}{_REPLACED}"))
+    def _aside(self, step: int) -> Path:
+        return Path(f"{self.of_step(step)}{_REPLACED}")
 
     def _delete(self, folder: Path) -> None:
         """At once for whoever looks: the name goes first. What cannot be deleted costs space, not the run."""
@@ -152,9 +161,12 @@ def check_resume(config: DictConfig) -> None:
 
     Raises:
         FileNotFoundError: `trainer.resume_from_path` is no checkpoint.
-        ValueError: shards of another number of FSDP ranks, each of which loads its own; or as `resumable`.
+        ValueError: no such `trainer.resume_mode`; shards of another number of FSDP ranks, each of which loads its own;
+            or as `resumable`.
     """
     trainer = config.trainer
+    if trainer.resume_mode not in _RESUME_MODES:
+        raise ValueError(f"trainer.resume_mode={trainer.resume_mode} is none of {', '.join(_RESUME_MODES)}")
     if trainer.resume_mode == "resume_path":
         checkpoint = Path(trainer.resume_from_path or "")
         if not re.fullmatch(r"global_step_\d+", checkpoint.name) or not (checkpoint / "actor").is_dir():
@@ -163,20 +175,40 @@ def check_resume(config: DictConfig) -> None:
                 "`actor` in it"
             )
     else:
-        folder = CheckpointFolder(Path(trainer.default_local_dir))
-        step = folder.resumable() if trainer.resume_mode == "auto" else 0
+        step = resumed_step(config)
         if step == 0:
             return
-        checkpoint = folder.of_step(step)
-    saved = checkpoint / "actor/fsdp_config.json"
-    wanted = trainer.nnodes * trainer.n_gpus_per_node
-    ranks = json.loads(saved.read_text())["world_size"] if saved.exists() else wanted
-    if ranks != wanted:
+        checkpoint = CheckpointFolder(Path(trainer.default_local_dir)).located(step)
+    ranks, wanted = saved_ranks(checkpoint / "actor"), trainer.nnodes * trainer.n_gpus_per_node
+    if ranks is not None and ranks != wanted:
         raise ValueError(
             f"{checkpoint} was saved by {ranks} ranks, and trainer.nnodes x trainer.n_gpus_per_node = {wanted}. Go on "
             "with as many ranks; or begin anew from its model (gtpo-verl convert), or from the start "
             "(trainer.resume_mode=disable)"
         )
+
+
+def resumed_step(config: DictConfig) -> int:
+    """The step of the checkpoint that a run goes on from, which `check_resume` has accepted; 0 for a new run."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        return int(Path(trainer.resume_from_path).name.removeprefix("global_step_"))
+    return CheckpointFolder(Path(trainer.default_local_dir)).resumable() if trainer.resume_mode == "auto" else 0
+
+
+def saved_ranks(actor: Path) -> int | None:
+    """How many FSDP ranks saved this actor; None where no FSDP strategy did.
+
+    Raises:
+        ValueError: the file that says so is damaged.
+    """
+    config = actor / "fsdp_config.json"
+    if not config.exists():
+        return None
+    try:
+        return int(json.loads(config.read_text())["world_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{config}: no `world_size` to be read: {error}") from error
 
 
 def _is_whole(folder: Path) -> bool:

@@ -1,14 +1,13 @@
 """The actor of a checkpoint as a Hugging Face model, merged from its FSDP shards by verl's own `verl.model_merger`."""
 
 import contextlib
-import json
 import os
 import shutil
 import sys
 import zipfile
 from pathlib import Path
 
-from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder
+from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder, saved_ranks
 
 
 def convert(source: Path, output: Path) -> Path:
@@ -58,7 +57,7 @@ def find_actor(source: Path) -> Path:
         checkpoints = CheckpointFolder(folder)
         step = checkpoints.resumable()
         if step:
-            return checkpoints.of_step(step) / "actor"
+            return checkpoints.located(step) / "actor"
     raise FileNotFoundError(
         f"{source}: no checkpoint: neither `actor` (a checkpoint), {TRACKER} (the folder of a run's checkpoints), "
         f"nor checkpoints/{TRACKER} (a run's folder)"
@@ -67,13 +66,10 @@ def find_actor(source: Path) -> Path:
 
 def check_actor(actor: Path) -> None:
     """Raises FileNotFoundError or ValueError for the first file that is missing or damaged."""
-    config = actor / "fsdp_config.json"
-    if not config.exists():
+    world_size = saved_ranks(actor)
+    if world_size is None:
+        config = actor / "fsdp_config.json"
         raise FileNotFoundError(f"{config}: no such file; only actors of the strategies fsdp and fsdp2 convert")
-    try:
-        world_size = int(json.loads(config.read_text())["world_size"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{config}: no `world_size` to be read: {error}") from error
     for rank in range(world_size):
         shard = actor / f"model_world_size_{world_size}_rank_{rank}.pt"
         if not shard.exists():

@@ -81,7 +81,7 @@ def check(config: DictConfig) -> RunInfo:
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 
-    from gtpo_verl.verl_plugin.checkpoints import CheckpointFolder, check_resume
+    from gtpo_verl.verl_plugin.checkpoints import check_resume, resumed_step
     from gtpo_verl.verl_plugin.checks import check_config
     from gtpo_verl.verl_plugin.refusals import refuse_on_driver
     from gtpo_verl.verl_plugin.trackers import check_trackers
@@ -102,7 +102,7 @@ def check(config: DictConfig) -> RunInfo:
         metrics=os.environ["VERL_FILE_LOGGER_PATH"],
         checkpoints=str(checkpoints),
         total_steps=config.trainer.total_training_steps,
-        resumed_step=CheckpointFolder(checkpoints).resumable() if config.trainer.resume_mode == "auto" else 0,
+        resumed_step=resumed_step(config),
     )
     if settings.preflight and not info.finished:
         from gtpo_verl.preflight.command import refuse_unfit

@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder, check_resume
+from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder, check_resume, resumed_step
 
 
 class Killed(Exception):
@@ -256,3 +256,59 @@ def test_a_path_that_is_no_checkpoint_is_refused(folder: CheckpointFolder, path:
     given = str(folder.path.parent / path) if path else None
     with pytest.raises(FileNotFoundError, match=r"trainer\.resume_from_path=.* is no checkpoint"):
         check_resume(trainer(folder, resume_mode="resume_path", resume_from_path=given))
+
+
+@pytest.mark.parametrize("mode", ["Auto", "resume", "none", None])
+def test_an_unknown_mode_is_refused(folder: CheckpointFolder, mode: str | None) -> None:
+    """verl notices once the model is loaded, as an unset variable."""
+    with pytest.raises(ValueError, match=rf"trainer\.resume_mode={mode} is none of auto, disable, resume_path"):
+        check_resume(trainer(folder, resume_mode=mode))
+
+
+def test_the_step_of_every_mode(folder: CheckpointFolder) -> None:
+    assert resumed_step(trainer(folder)) == 0
+    for step in (3, 6):
+        save(folder, step, None)
+    assert resumed_step(trainer(folder)) == 6
+    assert resumed_step(trainer(folder, resume_mode="disable")) == 0
+    for path in (f"{folder.of_step(3)}", f"{folder.of_step(3)}/"):
+        assert resumed_step(trainer(folder, resume_mode="resume_path", resume_from_path=path)) == 3
+
+
+@pytest.mark.parametrize("ending", ["", "/", "//", "/."])
+def test_verl_goes_on_from_a_path_as_it_is_typed(folder: CheckpointFolder, ending: str) -> None:
+    from unittest.mock import Mock
+
+    from verl.trainer.ppo.v1 import trainer_sync  # noqa: F401  (whose import puts our trainer in place)
+
+    from gtpo_verl.verl_plugin.trainer import GtpoTrainer
+
+    save(folder, 3, None)
+    path = f"{folder.of_step(3)}{ending}"
+    config = trainer(folder, resume_mode="resume_path", resume_from_path=path, del_local_ckpt_after_load=False)
+    check_resume(config)
+    resumed = object.__new__(GtpoTrainer)
+    resumed.config, resumed.trainer_mode, resumed.use_critic = config, "sync", False
+    resumed.actor_rollout_wg, resumed.train_dataloader = Mock(), Mock()
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 3
+    resumed.train_dataloader.load_state_dict.assert_called_once_with({"step": 3})
+
+
+def test_one_that_was_set_aside_is_checked_where_it_lies(folder: CheckpointFolder) -> None:
+    save(folder, 3, None)
+    (folder.of_step(3) / "actor/fsdp_config.json").write_text(json.dumps({"world_size": 2}))
+    folder.set_aside(3)
+    for half_written in (False, True):
+        if half_written:
+            write_actor(folder, 3)
+        with pytest.raises(ValueError, match="was saved by 2 ranks"):
+            check_resume(trainer(folder, n_gpus_per_node=4))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"world_size": null}'])
+def test_a_damaged_number_of_ranks_is_named(folder: CheckpointFolder, text: str) -> None:
+    save(folder, 3, None)
+    (folder.of_step(3) / "actor/fsdp_config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"global_step_3/actor/fsdp_config\.json: no `world_size`"):
+        check_resume(trainer(folder))

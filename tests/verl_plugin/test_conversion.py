@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_verl.verl_plugin.checkpoints import TRACKER
+from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder
 from gtpo_verl.verl_plugin.conversion import check_actor, convert, find_actor
 
 pytestmark = pytest.mark.timeout(600)
@@ -94,6 +94,17 @@ def test_takes_the_latest_of_a_run(actor: Path, tmp_path: Path) -> None:
     torch.save({}, actor.parent / "data.pt")
     (checkpoints / TRACKER).write_text("3")
     assert [find_actor(path) for path in (tmp_path, checkpoints, actor.parent, actor)] == [actor] * 4
+
+
+def test_finds_what_was_set_aside(actor: Path, tmp_path: Path) -> None:
+    """A run that was killed while it wrote its latest step anew."""
+    torch.save({}, actor.parent / "data.pt")
+    (tmp_path / "checkpoints" / TRACKER).write_text("3")
+    CheckpointFolder(tmp_path / "checkpoints").set_aside(3)
+    actor.mkdir(parents=True)  # half of the new one
+    found = find_actor(tmp_path)
+    assert found != actor
+    check_actor(found)
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
