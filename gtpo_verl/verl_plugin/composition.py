@@ -10,9 +10,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-# Names under which people hand over credentials; `max_token_len` and `prompt_key` are none.
+# Names under which people hand over credentials; `max_token_len`, `prompt_key` and `num_speculative_tokens` are none.
 _SECRET = re.compile(
-    r"(api_?key|secret|password|passwd|credentials?|(access|auth|hf|hub)_?token)s?$|^token$", re.IGNORECASE
+    r"((api|access|secret|private|account)_?key(_?id)?|secret|password|passwd|credentials?|(access|auth|hf|hub)_?token)s?$"
+    r"|(^|_)token$",
+    re.IGNORECASE,
 )
 # An address with a password in it.
 _PASSWORD_IN_URL = re.compile(r"\w+://[^/\s:@]*:[^/\s@]+@")

@@ -25,7 +25,12 @@ def test_refuses_what_hydra_refuses(override: str, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["api_key", "WANDB_API_KEY", "hf_token", "HF_TOKEN", "password", "client_secret", "access_token", "apikey"]
+    "key",
+    [
+        *("api_key", "WANDB_API_KEY", "hf_token", "HF_TOKEN", "password", "client_secret", "access_token", "apikey"),
+        *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "CLEARML_API_SECRET_KEY", "private_key"),
+        *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "GITHUB_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
 )
 def test_hides_credentials(key: str) -> None:
     config = compose_config([f"+trainer.deep.{key}=hunter2"])
@@ -56,6 +61,12 @@ def test_an_address_without_a_password_is_none(address: str) -> None:
 
 def test_hides_nothing_of_verls_own() -> None:
     assert HIDDEN not in to_yaml(compose_config([]))
+
+
+@pytest.mark.parametrize("key", ["max_token", "key", "tokenizer", "num_tokens", "prompt_key", "key_id", "token_file"])
+def test_hides_no_other_key(key: str) -> None:
+    shown = HIDDEN if key == "max_token" else "7"
+    assert f"{key}: {shown}" in to_yaml(compose_config([f"+trainer.deep.{key}=7"]))
 
 
 def test_refuses_a_credential_by_its_key_alone() -> None:
