@@ -109,8 +109,9 @@ def check(config: DictConfig) -> RunInfo:
 
         refuse_unfit(config)
     run_dir.mkdir(parents=True, exist_ok=True)
-    # Not by Hydra, which would write before a credential is refused.
-    (run_dir / "config.yaml").write_text(to_yaml(config))
+    if not info.finished:  # else the file says what was trained
+        # Not by Hydra, which would write before a credential is refused.
+        (run_dir / "config.yaml").write_text(to_yaml(config))
     info.publish()
     _redirect_output(Path(info.log))
     if early_log is not None:

@@ -109,3 +109,17 @@ def test_converts_to_what_the_actor_holds(stopped_twice: Run, tmp_path: Path) ->
     exact.load_state_dict(trained)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits.float(), exact(tokens).logits, atol=0.2, rtol=0.05)
+
+
+def test_a_finished_run_keeps_the_configuration_that_it_was_trained_with(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    folder = tmp_path / "runs/arithmetic/gtpo_v1-seed1"
+    (folder / "checkpoints/global_step_4/actor").mkdir(parents=True)
+    torch.save({}, folder / "checkpoints/global_step_4/data.pt")
+    (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("4")
+    (folder / "config.yaml").write_text("as it was")
+    run.start(*SMALL, "algorithm=gtpo_v1", "trainer.total_training_steps=4", "algorithm.gtpo.alpha=0.5")
+    assert run.wait() == 0, run.terminal
+    assert "all 4 steps are done" in run.terminal
+    assert (folder / "config.yaml").read_text() == "as it was"
+    run.assert_nothing_left()
