@@ -10,6 +10,7 @@ from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.findings import Finding, Status
 from gtpo_verl.preflight.memory import GIB
 from gtpo_verl.preflight.sizes import world_size
+from gtpo_verl.verl_plugin.checks import checkpoints_to_keep
 
 # CUDA context, NCCL's buffers and cuBLAS workspaces of one process; a round figure, not derived.
 OVERHEAD = 2 * GIB
@@ -224,30 +225,44 @@ def check_host_memory(config: DictConfig, shape: ModelShape, total: int | None, 
     return Finding("node memory", status, detail, where, "" if status is Status.OK else key)
 
 
-def checkpoint_bytes(config: DictConfig, shape: ModelShape) -> tuple[int, int | None]:
-    """Size of one checkpoint, and how many lie on disk at most; None: as many as are saved, a number not known.
+def checkpoint_bytes(
+    config: DictConfig, shape: ModelShape, resumed: int = 0, present: int = 0
+) -> tuple[int, int | None]:
+    """Size of one checkpoint, and how many are added to those on disk at most; None: as many as are saved, a number
+    not known.
 
     The oldest goes once the next is whole (`verl_plugin/checkpoints.py`), so one more than are kept.
+
+    Args:
+        resumed: the step that the run goes on from.
+        present: whole checkpoints that lie there, up to that step: they are among those that are kept or go.
     """
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     dtype = _bytes(actor.fsdp_config.model_dtype, 4)
     size = memory.checkpoint(shape.parameters, list(actor.checkpoint.save_contents), dtype)
     if trainer.save_freq <= 0:
         return size, 0
-    saved = None if trainer.total_training_steps is None else -(-trainer.total_training_steps // trainer.save_freq)
-    kept = trainer.max_actor_ckpt_to_keep + 1 if trainer.max_actor_ckpt_to_keep else saved
-    return size, kept if saved is None else min(kept, saved)
+    saved = None
+    if trainer.total_training_steps is not None:
+        saved = max(-(-trainer.total_training_steps // trainer.save_freq) - resumed // trainer.save_freq, 1)
+    keep = checkpoints_to_keep(config)
+    added = saved if keep is None else max(keep + 1 - present, 1)
+    return size, added if saved is None else min(added, saved)
 
 
-def check_checkpoint_space(config: DictConfig, shape: ModelShape, free: int | None, where: str) -> Finding:
-    """Free bytes under `trainer.default_local_dir` against all the checkpoints that will lie there at once."""
+def check_checkpoint_space(
+    config: DictConfig, shape: ModelShape, free: int | None, where: str, resumed: int = 0, present: int = 0
+) -> Finding:
+    """Free bytes under `trainer.default_local_dir` against all the checkpoints that will lie there at once, but for
+    those that do already; `resumed` and `present` as in `checkpoint_bytes`."""
     what, key = "checkpoint space", "trainer.max_actor_ckpt_to_keep"
-    size, count = checkpoint_bytes(config, shape)
+    size, count = checkpoint_bytes(config, shape, resumed, present)
     if count == 0:
         return Finding(what, Status.OK, "no checkpoints (trainer.save_freq)", where)
     needed = size * (count or 1)
     kept = f"{count} checkpoint(s)" if count else "the first of a number not known of checkpoints"
-    detail = f"{needed / GIB:.1f} GiB for {kept} of {size / GIB:.1f} GiB"
+    beside = f" beside the {present} there" if present else ""
+    detail = f"{needed / GIB:.1f} GiB for {kept} of {size / GIB:.1f} GiB{beside}"
     if free is None:
         return Finding(what, Status.UNKNOWN, detail, where)
     status = Status.FAIL if needed > free else Status.OK if count else Status.WARN

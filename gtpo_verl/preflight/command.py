@@ -10,6 +10,7 @@ from gtpo_verl.preflight.cluster import RayNode, Survey, connection, survey
 from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.node import NodeFacts, Request, collect, versions
 from gtpo_verl.preflight.sizes import check_sizes
+from gtpo_verl.verl_plugin import checkpoints
 
 
 def preflight(overrides: Sequence[str], dry_run: bool = False, gpu_memory: int | None = None) -> int:
@@ -121,6 +122,13 @@ def _check_budget(
         known = [(size, name) for name, size in sizes.items() if size is not None]
         return min(known, default=(otherwise, "driver"))
 
+    resumed = there = 0
+    if facts:  # not a dry run
+        try:
+            resumed = checkpoints.resumed_step(config)
+            there = checkpoints.present(config, resumed)
+        except (ValueError, OSError, TypeError):
+            pass  # `check_resume` says why
     # On a CPU the tensors of a "GPU" lie in the node's memory.
     findings = []
     if config.trainer.device == "cuda":
@@ -129,5 +137,7 @@ def _check_budget(
     return [
         *findings,
         budget.check_host_memory(config, shape, *least({name: node.memory for name, node in facts.items()})),
-        budget.check_checkpoint_space(config, shape, *least({name: node.disk_free for name, node in facts.items()})),
+        budget.check_checkpoint_space(
+            config, shape, *least({name: node.disk_free for name, node in facts.items()}), resumed, there
+        ),
     ]

@@ -196,6 +196,11 @@ def resumed_step(config: DictConfig) -> int:
     return CheckpointFolder(Path(trainer.default_local_dir)).resumable() if trainer.resume_mode == "auto" else 0
 
 
+def present(config: DictConfig, step: int) -> int:
+    """How many whole checkpoints lie in the run's folder up to `step`, which it goes on from."""
+    return sum(older <= step for older in CheckpointFolder(Path(config.trainer.default_local_dir)).whole())
+
+
 def saved_ranks(actor: Path) -> int | None:
     """How many FSDP ranks saved this actor; None where no FSDP strategy did.
 

@@ -164,3 +164,25 @@ def test_a_disk_too_small_is_red(configured, shape: ModelShape) -> None:
     assert budget.check_checkpoint_space(config, shape, None, "").status is Status.UNKNOWN
     endless = configured("trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=null")
     assert budget.check_checkpoint_space(endless, shape, 800 * GIB, "").status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resumed", "present", "count"),
+    [
+        ([], 5, 1, 2),
+        ([], 100, 2, 1),  # as many as are kept: one more, and the oldest goes
+        ([], 100, 20, 1),  # of a run that kept all: they go once the next one is there
+        ([], 100, 0, 3),  # from elsewhere (trainer.resume_from_path)
+        (["trainer.max_actor_ckpt_to_keep=5", "trainer.total_training_steps=12"], 5, 1, 2),
+        (["trainer.max_actor_ckpt_to_keep=null"], 100, 20, 20),
+        (["trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=101"], 100, 20, 1),
+    ],
+)
+def test_checkpoints_that_lie_there_need_no_space_again(
+    configured, shape: ModelShape, overrides: list[str], resumed: int, present: int, count: int
+) -> None:
+    config = configured(*overrides)
+    assert budget.checkpoint_bytes(config, shape, resumed, present) == (12 * shape.parameters, count)
+    for free, status in ((count - 0.1, Status.FAIL), (count + 0.1, Status.OK)):
+        size = int(free * 12 * shape.parameters)
+        assert budget.check_checkpoint_space(config, shape, size, "", resumed, present).status is status

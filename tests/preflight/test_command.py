@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from gtpo_verl.preflight.command import check, preflight, refuse_unfit
@@ -166,3 +167,21 @@ def test_a_model_that_is_elsewhere_is_described_by_its_scale(capsys: pytest.Capt
     table = capsys.readouterr().out
     assert "/shared/models/Qwen2.5-32B: no such folder on this machine" in table
     assert "32,763,876,352 parameters" in table
+
+
+def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfig, tmp_path: Path) -> None:
+    folder = tmp_path / "run/checkpoints"
+    for step in (8, 16, 24):  # the last one of a run that went further
+        (folder / f"global_step_{step}/actor").mkdir(parents=True)
+        torch.save({}, folder / f"global_step_{step}/data.pt")
+    (folder / "latest_checkpointed_iteration.txt").write_text("16")
+    config.trainer.total_training_steps = 100
+    new = {"auto": "1 checkpoint(s)", "disable": "3 checkpoint(s)"}
+    for mode, count in new.items():
+        config.trainer.resume_mode = mode
+        (space,) = [finding for finding in check(config) if finding.what == "checkpoint space"]
+        assert f"for {count} of" in space.detail
+    config.trainer.resume_mode = "resume_path"
+    config.trainer.resume_from_path = f"{folder}/global_step_8/"
+    (space,) = [finding for finding in check(config) if finding.what == "checkpoint space"]
+    assert "for 2 checkpoint(s) of" in space.detail
