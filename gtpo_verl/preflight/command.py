@@ -9,7 +9,7 @@ from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.cluster import RayNode, Survey, connection, survey
 from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.node import NodeFacts, Request, collect, versions
-from gtpo_verl.preflight.sizes import check_sizes
+from gtpo_verl.preflight.sizes import check_sizes, check_values
 from gtpo_verl.verl_plugin import checkpoints
 
 
@@ -61,7 +61,10 @@ def check(config: DictConfig, dry_run: bool = False, gpu_memory: int | None = No
         config: as `verl_plugin.main.prepare` leaves it.
     """
     shape, model = inputs.check_model(config, dry_run)
-    findings = [*inputs.check_configuration(config), *model, *inputs.check_data(config, dry_run)]
+    findings = [*inputs.check_configuration(config), *model]
+    if wrong := check_values(config):  # nothing else can be computed
+        return [*findings, *wrong]
+    findings += inputs.check_data(config, dry_run)
     findings += check_sizes(config, shape.max_position_embeddings if shape else None)
     facts: dict[str, NodeFacts] = {}
     if dry_run:

@@ -56,8 +56,10 @@ def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, l
     name = str(folder or model.path)
     try:
         described = AutoConfig.from_pretrained(name, trust_remote_code=model.trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or name)
-    except (ValueError, OSError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.tokenizer_path or name, trust_remote_code=model.trust_remote_code
+        )
+    except Exception as error:  # transformers raises whatever a damaged file leads to
         return None, [Finding("model", Status.FAIL, f"{model.path}: {error}", key=_MODEL)]
     has_template = (model.custom_chat_template or tokenizer.chat_template) is not None
     fit = check_tokenizer(tokenizer, described.get_text_config().vocab_size, has_template)
@@ -74,7 +76,7 @@ def _published(config: DictConfig, missing: Finding) -> tuple[ModelShape | None,
         return None, [missing]
     try:
         shape = published_shape(architecture)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # as transformers raises it
         return None, [missing, Finding("architecture", Status.FAIL, str(error), key="gtpo_verl.architecture")]
     detail = f"{shape.parameters:,} parameters, as gtpo_verl.architecture describes them"
     return shape, [missing, Finding("architecture", Status.OK, detail)]
@@ -107,8 +109,10 @@ def _check_prompts(config: DictConfig, what: str, paths: list[Path]) -> Iterator
         yield Finding(what, Status.UNKNOWN, "no tokenizer at hand")
         return
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or str(folder))
-    except (ValueError, OSError, KeyError):
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.tokenizer_path or str(folder), trust_remote_code=model.trust_remote_code
+        )
+    except Exception:
         return  # `check_model` has said so
     tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
     if tokenizer.chat_template is None:

@@ -6,11 +6,26 @@ start (`verl.utils.config.validate_config`) is not repeated.
 
 from collections.abc import Iterator
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.preflight.findings import Finding, Status
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+COUNTS = (
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    f"{_ACTOR}.ulysses_sequence_parallel_size",
+    f"{_ACTOR}.ppo_mini_batch_size",
+    f"{_ACTOR}.ppo_max_token_len_per_gpu",
+    f"{_ROLLOUT}.n",
+    f"{_ROLLOUT}.tensor_model_parallel_size",
+    f"{_ROLLOUT}.data_parallel_size",
+    f"{_ROLLOUT}.pipeline_model_parallel_size",
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+)
+FREQUENCIES = ("trainer.save_freq", "trainer.test_freq")
 
 
 def world_size(config: DictConfig) -> int:
@@ -20,6 +35,19 @@ def world_size(config: DictConfig) -> int:
 def longest_sequence(config: DictConfig) -> int:
     """Tokens of the longest prompt with the longest response."""
     return config.data.max_prompt_length + config.data.max_response_length
+
+
+def check_values(config: DictConfig) -> list[Finding]:
+    """The sizes that everything here is computed from, where one is no number to compute with; empty for good ones."""
+    findings = []
+    for key in COUNTS:
+        value = OmegaConf.select(config, key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number of at least 1", key=key))
+    for key in FREQUENCIES:
+        if not isinstance(value := OmegaConf.select(config, key), int):
+            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number (-1: never)", key=key))
+    return findings
 
 
 def check_sizes(config: DictConfig, max_position_embeddings: int | None = None) -> list[Finding]:

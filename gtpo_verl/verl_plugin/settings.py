@@ -55,6 +55,9 @@ class RecipeSettings:
         for key in given:
             if key not in known:
                 raise ValueError(f"gtpo_verl.{key} is not a key; the keys are {', '.join(known)}")
+        for f in fields(cls):
+            if f.name in given and given[f.name] is None and f.default is not None:
+                raise ValueError(f"gtpo_verl.{f.name}=null: a value is needed")
         if given.get("poll_interval", 1) <= 0:
             raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
         return cls(**given)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.preflight.command import check, preflight, refuse_unfit
 from gtpo_verl.preflight.findings import Finding, Status, refused
+from gtpo_verl.preflight.sizes import COUNTS, FREQUENCIES
 
 MODEL, TRAIN, VALIDATION = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
 
@@ -185,3 +186,44 @@ def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfi
     config.trainer.resume_from_path = f"{folder}/global_step_8/"
     (space,) = [finding for finding in check(config) if finding.what == "checkpoint space"]
     assert "for 2 checkpoint(s) of" in space.detail
+
+
+@pytest.mark.parametrize("key", [*COUNTS, *FREQUENCIES])
+@pytest.mark.parametrize("value", [None, "two", 0])
+def test_a_size_that_is_no_number_is_red_by_its_key(config: DictConfig, key: str, value: object) -> None:
+    if value == 0 and key in FREQUENCIES:
+        return
+    OmegaConf.update(config, key, value)
+    assert key in {finding.key for finding in refused(check(config, dry_run=True))}
+
+
+@pytest.mark.parametrize("key", ["run_dir", "env", "poll_interval", "cache_dir", "preflight"])
+def test_a_setting_without_a_value_is_red(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert preflight([*DRY, f"gtpo_verl.{key}=null"], dry_run=True) == 1
+    assert f"gtpo_verl.{key}=null" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "qwen2", "hidden_size": "x"}'),
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", "[]"),
+        ("chat_template.jinja", "{% if %}"),
+        ("chat_template.jinja", "{{ raise_exception('no') }}"),
+    ],
+)
+def test_a_damaged_model_is_red(
+    config: DictConfig, model_folder: Path, tmp_path: Path, name: str, text: str | None
+) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(model_folder, broken)
+    if text is None:
+        (broken / name).unlink()
+    else:
+        (broken / name).write_text(text)
+    config.actor_rollout_ref.model.path = str(broken)
+    assert any("actor_rollout_ref.model." in finding.key for finding in refused(check(config, dry_run=True)))
