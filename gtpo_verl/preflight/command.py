@@ -64,6 +64,8 @@ def check(config: DictConfig, dry_run: bool = False, gpu_memory: int | None = No
     findings = [*inputs.check_configuration(config), *model]
     if wrong := check_values(config):  # nothing else can be computed
         return [*findings, *wrong]
+    if not dry_run:
+        findings += inputs.check_start(config)
     findings += inputs.check_data(config, dry_run)
     findings += check_sizes(config, shape.max_position_embeddings if shape else None)
     facts: dict[str, NodeFacts] = {}

@@ -13,6 +13,8 @@ from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_
 from gtpo_verl.preflight.findings import Finding, Status, from_refusal
 from gtpo_verl.preflight.prompts import check_prompts, check_tokenizer, prompt_lengths
 from gtpo_verl.verl_plugin import refusals
+from gtpo_verl.verl_plugin.checkpoints import check_resume
+from gtpo_verl.verl_plugin.trackers import check_trackers
 
 _MODEL = "actor_rollout_ref.model.path"
 
@@ -39,6 +41,12 @@ def check_configuration(config: DictConfig) -> Iterator[Finding]:
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's remarks on what it accepts are not the table's
         yield from_refusal("verl's validation", lambda: refusals.check_with_verl(config), "accepted")
+
+
+def check_start(config: DictConfig) -> Iterator[Finding]:
+    """What a job refuses at its start beside its configuration: trackers, and the checkpoint that it goes on from."""
+    yield from_refusal("trackers", lambda: check_trackers(config.trainer.logger), "can be started", "trainer.logger")
+    yield from_refusal("checkpoint", lambda: check_resume(config), "none, or it fits", "trainer.resume_mode")
 
 
 def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, list[Finding]]:

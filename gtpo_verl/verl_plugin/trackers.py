@@ -41,7 +41,7 @@ def backends(loggers: str | Sequence[str]) -> list[str]:
     return [loggers] if isinstance(loggers, str) else list(loggers)
 
 
-def check_trackers(loggers: str | Sequence[str]) -> None:
+def check_trackers(loggers: str | Sequence[str] | None) -> None:
     """Refuses a backend that could not be started on this machine.
 
     Args:
@@ -50,6 +50,8 @@ def check_trackers(loggers: str | Sequence[str]) -> None:
     Raises:
         ValueError: naming `trainer.logger`, the backend, and the package to install or the variable to export.
     """
+    if loggers is None:
+        raise ValueError("trainer.logger=null: verl needs a backend, e.g. [console, file]")
     for backend in backends(loggers):
         if backend in WITHOUT_PACKAGE:
             continue

@@ -227,3 +227,13 @@ def test_a_damaged_model_is_red(
         (broken / name).write_text(text)
     config.actor_rollout_ref.model.path = str(broken)
     assert any("actor_rollout_ref.model." in finding.key for finding in refused(check(config, dry_run=True)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("trainer.logger", ["clearml"]), ("trainer.logger", None), ("trainer.resume_mode", "resume_path")],
+)
+def test_what_a_job_refuses_at_its_start_is_red_before(config: DictConfig, key: str, value: object) -> None:
+    OmegaConf.update(config, key, value)
+    (red,) = refused(check(config))
+    assert red.key == key
