@@ -49,6 +49,7 @@ path_from() {
   arguments+=("$key='${value//\'/\\\'}$suffix'")
 }
 
+if [ "${DRY_RUN:-}" = 0 ]; then DRY_RUN=; fi
 default model dapo_math
 default scale 32b_16x8
 if ! is_given model || printf '%s\n' "${given[@]}" | grep -qx 'model=dapo_math'; then

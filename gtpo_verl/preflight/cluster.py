@@ -190,11 +190,11 @@ def _nodes() -> list[RayNode]:
 
 @contextmanager
 def _marker(folder: Path) -> Iterator[str]:
-    """Name of a file in `folder`, or in the nearest above it that exists, which is there while the block runs."""
+    """Path of a file in `folder`, or in the nearest above it that exists, which is there while the block runs."""
     marker = existing_folder(folder) / f".gtpo-verl-{uuid.uuid4().hex}"
     marker.touch()
     try:
-        yield marker.name
+        yield str(marker)
     finally:
         marker.unlink(missing_ok=True)
 

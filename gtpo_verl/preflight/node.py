@@ -33,7 +33,7 @@ class Request:
         model: the model's folder; None: a hub's name, or none given.
         data: the data files.
         checkpoints: the folder of the checkpoints, which need not exist yet.
-        marker: name of a file that the driver has written there, or to the nearest folder above that exists; None:
+        marker: path of a file that the driver has written there, or to the nearest folder above that existed; None:
             this is the driver.
     """
 
@@ -134,10 +134,12 @@ def folder_problem(folder: Path, marker: str | None = None) -> str | None:
 
     Args:
         folder: as this node sees it.
-        marker: name of the driver's file, which a folder that every node sees holds here, too.
+        marker: the driver's file, which a folder that every node sees holds here, too. Its path, as the nearest folder
+            may be another one by now: runs that start together make folders of their own.
     """
-    if marker is not None and not (folder / marker).is_file():
-        return f"{folder} is not the folder that the driver sees: the file that it wrote there is missing"
+    if marker is not None and not Path(marker).is_file():
+        shared = Path(marker).parent
+        return f"{shared} is not the folder that the driver sees: the file that it wrote there is missing"
     probe = folder / f".gtpo-verl-{uuid.uuid4().hex}"
     try:
         probe.touch()

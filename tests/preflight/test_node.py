@@ -69,13 +69,22 @@ def test_the_nearest_folder_that_exists(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_the_drivers_file(tmp_path: Path) -> None:
-    (tmp_path / ".marker").touch()
-    assert folder_problem(tmp_path, ".marker") is None
+    marker = tmp_path / ".marker"
+    marker.touch()
+    assert folder_problem(tmp_path, str(marker)) is None
     assert [path.name for path in tmp_path.iterdir()] == [".marker"]
 
 
+def test_a_folder_that_another_run_has_made_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / ".marker").touch()
+    (tmp_path / "project").mkdir()
+    nearest = existing_folder(tmp_path / "project/run/checkpoints")
+    assert nearest == tmp_path / "project"
+    assert folder_problem(nearest, str(tmp_path / ".marker")) is None
+
+
 def test_a_folder_without_the_drivers_file_is_named(tmp_path: Path) -> None:
-    problem = folder_problem(tmp_path, ".marker")
+    problem = folder_problem(tmp_path, str(tmp_path / ".marker"))
     assert problem is not None
     assert str(tmp_path) in problem
     assert "not the folder that the driver sees" in problem

@@ -83,6 +83,10 @@ def test_names_the_variable_that_is_missing(missing: str) -> None:
     assert result.stderr.startswith(f"error: {missing} is not set")
 
 
+def test_a_dry_run_of_0_is_none() -> None:
+    assert run(RUNS[0], DRY_RUN="0").stderr.startswith("error: MODEL_PATH is not set")
+
+
 @pytest.mark.parametrize("variable", ["MODEL_PATH", "TRAIN_FILE", "VAL_FILE", "RUNS_DIR"])
 def test_refuses_a_path_of_this_machine_alone(variable: str) -> None:
     variables = {**PATHS, "RUNS_DIR": "/mnt/runs", "RAY_ADDRESS": "http://head:8265", variable: "data/here"}
