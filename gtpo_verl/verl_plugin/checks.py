@@ -62,7 +62,7 @@ def check_sequence_parallel(config: DictConfig) -> None:
     size = config.actor_rollout_ref.actor.get("ulysses_sequence_parallel_size", 1)
     key = "actor_rollout_ref.model.override_config.attn_implementation"
     attention = OmegaConf.select(config, key) or "flash_attention_2"
-    if size > 1 and not attention.startswith("flash_attention"):
+    if isinstance(size, int) and size > 1 and not attention.startswith("flash_attention"):
         raise ValueError(
             f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={size} with {key}={attention}: verl spreads a "
             "sequence over ranks in flash attention only, so tokens would see a part of their sequence; use "

@@ -228,7 +228,7 @@ class Command:
         """Runs it to its end."""
         with self.start(*arguments, **options) as process:
             try:
-                output, errors = process.communicate(timeout=120)
+                output, errors = process.communicate(timeout=240)
             finally:
                 process.kill()
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)

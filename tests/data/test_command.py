@@ -353,7 +353,7 @@ def test_ctrl_c_is_one_line_and_the_download_goes_on_later(data, mirror, samples
     while len(mirror.ranges(path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     command.send_signal(signal.SIGINT)
-    output, errors = command.communicate(timeout=60)
+    output, errors = command.communicate(timeout=240)
     assert (command.returncode, output, errors.count("\n")) == (130, "", 1), errors
     assert errors.startswith("interrupted")
     assert left_behind(tmp_path) == []

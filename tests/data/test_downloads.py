@@ -249,7 +249,7 @@ def test_a_full_disk_is_named_and_what_arrived_is_kept(mirror, url, tmp_path):
         "download(remote, pathlib.Path(sys.argv[2]))"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program, url, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, url, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
     )
     last = result.stderr.strip().splitlines()[-1]
     assert "DownloadError" in last

@@ -188,7 +188,7 @@ if sys.argv[1] == "write":
 else:
     print(sum(len(batch) for batch in read_problems(path, 1000)), pa.default_memory_pool().max_memory() >> 20)
 """
-    run = functools.partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+    run = functools.partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=240)
     run([sys.executable, "-c", program, "write"])
     assert (tmp_path / "large.parquet").stat().st_size > 200_000_000
     rows, mebibytes = map(int, run([sys.executable, "-c", program, "read"]).stdout.split())

@@ -67,7 +67,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
     before = (tmp_path / "a.parquet").read_bytes()
     for folder in (tmp_path, tmp_path / "quite/new"):
         result = subprocess.run(
-            [sys.executable, "-c", WRITE, str(folder)], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", WRITE, str(folder)], capture_output=True, text=True, timeout=240, check=False
         )
         assert f"OSError: {folder}: cannot be written ([Errno 27] " in result.stderr
     assert names(tmp_path) == ["a.manifest.json", "a.parquet"]
@@ -83,7 +83,7 @@ folder = pathlib.Path(sys.argv[1])
 with writing.output_folder(folder):
     writing.write_all([writing.DataSet("a", [{"data_source": "x"}], writing.MATHS_SCHEMA, {})], folder)
 """
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=240, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert {name[0] for name in names(tmp_path)} == {"."}
     with output_folder(tmp_path):

@@ -18,7 +18,7 @@ def run(script: Path, *overrides: str, **variables: str) -> subprocess.Completed
     """With a shell's bare environment, from another folder."""
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": "/nonexistent", **variables}
     return subprocess.run(
-        [str(script), *overrides], cwd="/", env=environment, capture_output=True, text=True, timeout=120
+        [str(script), *overrides], cwd="/", env=environment, capture_output=True, text=True, timeout=300
     )
 
 

@@ -169,13 +169,13 @@ sys.exit(cli.main(["convert", *sys.argv[1:]]))
 def test_stopped_on_the_way_leaves_nothing(actor: Path, tmp_path: Path) -> None:
     (tmp_path / "model.part").mkdir()  # of one that was killed
     command = [sys.executable, "-c", SIGNALLED, str(actor.parent), str(tmp_path / "model")]
-    result = subprocess.run(command, cwd=tmp_path / "checkpoints", capture_output=True, text=True, timeout=50)
+    result = subprocess.run(command, cwd=tmp_path / "checkpoints", capture_output=True, text=True, timeout=240)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gtpo_verl.cli", "convert", str(tmp_path / "nowhere"), str(tmp_path / "model")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
