@@ -6,6 +6,8 @@ from enum import Enum
 
 
 class Status(Enum):
+    """What a line says of the job: fine, may work, will fail, cannot be known from here."""
+
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"

@@ -29,6 +29,7 @@ FREQUENCIES = ("trainer.save_freq", "trainer.test_freq")
 
 
 def world_size(config: DictConfig) -> int:
+    """Ranks of the job: `trainer.nnodes` x `trainer.n_gpus_per_node`."""
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 

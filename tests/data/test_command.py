@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -363,7 +362,6 @@ def test_ctrl_c_is_one_line_and_the_download_goes_on_later(data, mirror, samples
     assert mirror.ranges(path) == ["bytes=10000-"]
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_a_folder_that_cannot_be_written(data, samples, tmp_path):
     """Root may write anywhere, so the command runs without that privilege."""
     (tmp_path / "aime.parquet").write_bytes(samples.dapo(VALIDATION))

@@ -61,7 +61,7 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     if subprocess.run([*_UNSHARE, "true"], capture_output=True).returncode != 0:
-        pytest.skip("no mount namespaces here (unshare)")
+        pytest.skip("no mount namespace is granted (unshare): two nodes of one machine then share all files")
     nodes = Nodes(tmp_path_factory.mktemp("nodes"))
     try:
         yield nodes
