@@ -24,6 +24,22 @@ LN2 = tl.constexpr(0.6931471805599453)
 FLOOR = tl.constexpr(-1000.0)
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
+# Triton compiles a kernel anew for an integer that is 1 or divisible by 16, and for every pointer that starts on 16
+# bytes. Where the number of tokens decides that, micro-batches would share no kernel, and nothing is gained: these
+# are read once a row.
+_PER_CALL = ("first_label", "inner")
+_PER_ROW = (
+    "label_ptr",
+    "temperature_ptr",
+    "log_prob_ptr",
+    "entropy_ptr",
+    "max_ptr",
+    "others_ptr",
+    "u_ptr",
+    "label_logit_ptr",
+    "grad_log_prob_ptr",
+)
+
 
 @triton.jit
 def _exp2(x, FAST: tl.constexpr):
@@ -130,7 +146,7 @@ def _inverse_temperature(temperature_ptr, inverse_temperature, r, PER_ROW: tl.co
         return inverse_temperature
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_PER_CALL, do_not_specialize_on_alignment=_PER_ROW)
 def _statistics_kernel(
     x_ptr,
     label_ptr,
@@ -174,7 +190,7 @@ def _statistics_kernel(
         tl.store(entropy_ptr + r, log_sum - u / (1.0 + others))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_PER_CALL, do_not_specialize_on_alignment=_PER_ROW)
 def _gradient_kernel(
     x_ptr,
     label_ptr,

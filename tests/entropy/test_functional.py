@@ -440,3 +440,23 @@ def test_other_micro_batches_change_the_ratio_by_less_than_1e_6(device, policy_l
     whole = logprob(logits, labels)
     parts = torch.cat([logprob(x, y) for x, y in zip(logits.split(7), labels.split(7), strict=True)])
     assert ((whole - parts).exp() - 1).abs().max() <= 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(interpreted or not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_number_of_tokens_does_not_compile_the_kernels_anew(monkeypatch, policy_logits):
+    triton = pytest.importorskip("triton")
+    compiled = []
+
+    def step(tokens):
+        """A micro-batch of the log-prob pass and of the update, whose tensors start where the last one's end."""
+        logits, labels = policy_logits(tokens, 1024, dtype=torch.bfloat16, device="cuda")
+        temperature = torch.full((tokens + 1,), 0.9, device="cuda")[1:]
+        logprob_entropy(logits, labels, temperature)
+        logprob(logits.requires_grad_() * 1.0, labels, temperature).sum().backward()
+
+    step(64)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_cache_hook", lambda **kernel: compiled.append(kernel["repr"]))
+    for tokens in (1, 2, 3, 16, 30, 63, 65, 127, 128):
+        step(tokens)
+    assert compiled == []
