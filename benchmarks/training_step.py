@@ -34,7 +34,7 @@ TIMINGS = {
     "advantage": "timing_s/adv",
     "update_actor": "timing_s/update_actor",
     "rollout": "timing_s/gen",
-    "step": "timing_s/step",
+    "whole_step": "timing_s/step",
 }
 
 
@@ -110,6 +110,11 @@ def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]
     ]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     subprocess.run(command, env=environment, check=True)
+    return read_steps(name, folder)
+
+
+def read_steps(name: str, folder: Path) -> list[dict]:
+    """The same of a run's folder, finished or not."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {

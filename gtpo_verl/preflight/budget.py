@@ -73,8 +73,11 @@ def log_prob_phase(config: DictConfig, shape: ModelShape) -> Phase:
         "weights": state["weights"],
         "optimizer": 0 if actor.fsdp_config.optimizer_offload else state["optimizer"],
         "gathered layers": memory.gathered(shape, compute),
-        "one layer": memory.layer_activations(shape, tokens, compute),
-        "logits": memory.logits(shape, tokens, compute, config.gtpo_verl.fused_entropy),
+        # No layer is at work any more when the logits are there.
+        **_larger(
+            {"one layer": memory.layer_activations(shape, tokens, compute)},
+            {"logits": memory.logits(shape, tokens, compute, config.gtpo_verl.fused_entropy)},
+        ),
     }
     keys = {"one layer": _LOG_PROB_TOKENS, "logits": _LOG_PROB_TOKENS, "weights": "trainer.nnodes"}
     return Phase("log-prob", parts, {**keys, "optimizer": _OPTIMIZER_OFFLOAD})
@@ -88,13 +91,20 @@ def update_phase(config: DictConfig, shape: ModelShape) -> Phase:
     fused = config.gtpo_verl.fused_entropy and not actor.entropy_coeff
     compute, reduce = _compute_bytes(config)
     tokens = actor.ppo_max_token_len_per_gpu
+    at_the_head = {
+        "activations": memory.saved_activations(shape, tokens, compute, checkpointing),
+        "logits": memory.logits(shape, tokens, compute, fused),
+        "head gradient": memory.head_gradient(shape, compute),
+    }
+    in_a_layer = {
+        "activations": memory.activations(shape, tokens, compute, checkpointing),
+        "backward": memory.backward_buffers(shape, tokens, compute),
+        "reduced gradient": memory.reduced_gradient(shape, reduce),
+    }
     parts = {
         **training_state(config, shape),
         "gathered layers": memory.gathered(shape, compute),
-        "gathered gradient": memory.gathered_gradient(shape, compute, reduce),
-        "activations": memory.activations(shape, tokens, compute, checkpointing),
-        "backward": memory.backward_buffers(shape, tokens, compute),
-        "logits": memory.logits(shape, tokens, compute, fused),
+        **_larger(at_the_head, in_a_layer),
     }
     keys = {
         "activations": _UPDATE_TOKENS if checkpointing else _CHECKPOINTING,
@@ -267,6 +277,11 @@ def check_checkpoint_space(
         return Finding(what, Status.UNKNOWN, detail, where)
     status = Status.FAIL if needed > free else Status.OK if count else Status.WARN
     return Finding(what, status, f"{detail}, {free / GIB:.1f} GiB free", where, "" if status is Status.OK else key)
+
+
+def _larger(*moments: dict[str, int]) -> dict[str, int]:
+    """The moment, of several that exclude each other, at which more memory is taken."""
+    return max(moments, key=lambda parts: sum(parts.values()))
 
 
 def _with_overhead(phase: Phase) -> Phase:

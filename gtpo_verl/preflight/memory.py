@@ -31,9 +31,14 @@ def gathered(shape: ModelShape, dtype_bytes: int) -> int:
     return dtype_bytes * (shape.root + 2 * shape.largest_unit)
 
 
-def gathered_gradient(shape: ModelShape, dtype_bytes: int, reduce_bytes: int) -> int:
-    """The largest unit's unsharded gradient, and its copy in the dtype of the reduction."""
-    return (dtype_bytes + reduce_bytes) * max(shape.largest_unit, shape.root)
+def reduced_gradient(shape: ModelShape, reduce_bytes: int) -> int:
+    """The largest unit's gradient in the dtype of the reduction, while the layer before it goes backward."""
+    return reduce_bytes * max(shape.largest_unit, shape.root)
+
+
+def head_gradient(shape: ModelShape, dtype_bytes: int) -> int:
+    """The LM head's gradient, unsharded, beside the logits' own: b V h."""
+    return dtype_bytes * shape.vocabulary * shape.hidden
 
 
 def layer_activations(shape: ModelShape, tokens: int, dtype_bytes: int) -> int:
@@ -48,12 +53,17 @@ def layer_activations(shape: ModelShape, tokens: int, dtype_bytes: int) -> int:
     return tokens * (norms + attention + 4 * dtype_bytes * shape.intermediate)
 
 
+def saved_activations(shape: ModelShape, tokens: int, dtype_bytes: int, checkpointing: bool) -> int:
+    """Saved for backward by all layers: what each saves, or with gradient checkpointing its input alone (T h b)."""
+    if checkpointing:
+        return shape.layers * tokens * shape.hidden * dtype_bytes
+    return shape.layers * layer_activations(shape, tokens, dtype_bytes)
+
+
 def activations(shape: ModelShape, tokens: int, dtype_bytes: int, checkpointing: bool) -> int:
-    """Saved for backward by all layers: L layers, or with gradient checkpointing L inputs (T h b) and one layer."""
-    one = layer_activations(shape, tokens, dtype_bytes)
-    if not checkpointing:
-        return shape.layers * one
-    return shape.layers * tokens * shape.hidden * dtype_bytes + one
+    """The same while a layer goes backward: with gradient checkpointing one layer's own are there again."""
+    saved = saved_activations(shape, tokens, dtype_bytes, checkpointing)
+    return saved + (layer_activations(shape, tokens, dtype_bytes) if checkpointing else 0)
 
 
 def backward_buffers(shape: ModelShape, tokens: int, dtype_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 The model has Qwen2.5-7B's width and vocabulary, two layers and random weights, so that every tensor of a rank has a
 real size and no download is needed. Needs two CUDA devices, flash-attn (sequence parallelism works with no other
-attention) and 60 GB of disk, takes some minutes:
+attention) and 60 GB of disk; eleven minutes on two H200:
 
     python -m pytest -m gpu tests/e2e/test_gpus.py
 """
