@@ -52,14 +52,18 @@ path_from() {
 if [ "${DRY_RUN:-}" = 0 ]; then DRY_RUN=; fi
 default model dapo_math
 default scale 32b_16x8
-if ! is_given model || printf '%s\n' "${given[@]}" | grep -qx 'model=dapo_math'; then
+prepared= # whether model and data are a task's, which are prepared in the cache
+if is_given model && ! printf '%s\n' "${given[@]}" | grep -qx 'model=dapo_math'; then prepared=1; fi
+if [ -z "$prepared" ]; then
   path_from actor_rollout_ref.model.path MODEL_PATH
   path_from data.train_files TRAIN_FILE
   path_from data.val_files VAL_FILE
 fi
 # shellcheck disable=SC2016  # Hydra's interpolations, not the shell's
 path_from gtpo_verl.run_dir RUNS_DIR '/${trainer.project_name}/${trainer.experiment_name}-seed${data.seed}'
-path_from gtpo_verl.cache_dir RUNS_DIR /.cache
+if [ -n "${RUNS_DIR:-}$prepared" ] || ! is_given gtpo_verl.run_dir; then
+  path_from gtpo_verl.cache_dir RUNS_DIR /.cache
+fi
 arguments+=("${given[@]}")
 
 if [ -n "${DRY_RUN:-}" ]; then

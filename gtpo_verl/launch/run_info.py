@@ -16,6 +16,7 @@ class RunInfo:
     Attributes:
         total_steps: None where it follows from the data's length.
         resumed_step: step of the checkpoint it goes on from; 0 for a new run.
+        validates_only: whether it trains no step, but validates the checkpoint (`trainer.val_only`).
     """
 
     name: str
@@ -25,10 +26,13 @@ class RunInfo:
     checkpoints: str
     total_steps: int | None
     resumed_step: int = 0
+    validates_only: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left to train."""
+        """Whether there is nothing left to do."""
+        if self.validates_only:
+            return False
         return self.total_steps is not None and self.resumed_step >= self.total_steps
 
     def publish(self) -> None:

@@ -32,6 +32,7 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
     if info is not None and code != 0:
         ending = f"stopped by signal {code - 128}" if code > 128 else f"failed with exit code {code}"
         say(
-            f"{info.name}: {ending}; log {info.log}; the same command goes on from the last checkpoint, if there is one"
+            f"{info.name}: {ending}; log {info.log}; unless trainer.resume_mode says otherwise, "
+            "the same command goes on from the last checkpoint, if there is one"
         )
     return code, info

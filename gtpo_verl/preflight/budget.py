@@ -9,14 +9,15 @@ from gtpo_verl.preflight import memory
 from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.findings import Finding, Status
 from gtpo_verl.preflight.memory import GIB
-from gtpo_verl.preflight.sizes import world_size
+from gtpo_verl.preflight.sizes import DTYPE_BYTES, world_size
 from gtpo_verl.verl_plugin.checks import checkpoints_to_keep
 
 # CUDA context, NCCL's buffers and cuBLAS workspaces of one process; a round figure, not derived.
 OVERHEAD = 2 * GIB
+# What vLLM takes at the most where a configuration says null.
+_VLLM_TOKENS, _VLLM_SEQUENCES = 16384, 1024
 # The formulas leave out the allocator's fragmentation: above this share it may or may not fit.
 _TIGHT = 0.9
-_BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2}
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _UPDATE_TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
@@ -185,9 +186,8 @@ def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None,
     rollout = config.actor_rollout_ref.rollout
     tensor_parallel, dtype = rollout.tensor_model_parallel_size, _bytes(rollout.dtype, 2)
     weights = memory.weights(shape.parameters, tensor_parallel, dtype)
-    buffers = memory.rollout_buffers(
-        shape, rollout.max_num_batched_tokens, rollout.max_num_seqs, tensor_parallel, dtype
-    )
+    batched, sequences = rollout.max_num_batched_tokens or _VLLM_TOKENS, rollout.max_num_seqs or _VLLM_SEQUENCES
+    buffers = memory.rollout_buffers(shape, batched, sequences, tensor_parallel, dtype)
     token = memory.kv_cache_token(shape, tensor_parallel, dtype)
     longest = rollout.max_model_len or shape.max_position_embeddings
     if gpu_bytes is None:
@@ -203,7 +203,7 @@ def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None,
         change = "tensor_model_parallel_size" if free <= 0 else "gpu_memory_utilization"
         return Finding("KV cache", Status.FAIL, detail, where, f"{_ROLLOUT}.{change}")
     # Sequences are rarely all of full length: vLLM queues or preempts those that find no room.
-    together = min(tokens // longest, rollout.max_num_seqs)
+    together = min(tokens // longest, sequences)
     return Finding("KV cache", Status.OK, f"{detail}: {together} of them at a time", where)
 
 
@@ -292,8 +292,8 @@ def _judge(needed: int, there: int) -> Status:
     return Status.FAIL if needed > there else Status.WARN if needed > _TIGHT * there else Status.OK
 
 
-def _bytes(dtype: str | None, default: int) -> int:
-    return _BYTES.get(str(dtype), default)
+def _bytes(dtype: str | int | None, default: int) -> int:
+    return DTYPE_BYTES.get(str(dtype), default)  # `check_values` has refused others than null and auto
 
 
 def _compute_bytes(config: DictConfig) -> tuple[int, int]:

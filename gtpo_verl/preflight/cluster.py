@@ -31,12 +31,14 @@ class RayNode:
 
     Attributes:
         gpus: the resource GPU, which on a CPU is a rank's place.
+        free: those of them that no job holds.
     """
 
     id: str
     name: str
     address: str
     gpus: int
+    free: int
     alive: bool = True
 
 
@@ -45,14 +47,12 @@ class Survey:
     """What came back.
 
     Attributes:
-        free_gpus: in the whole cluster, those that no job holds.
         facts: by node name.
         silent: by node name, why there is no answer.
         unreachable: (from, to, why) for every pair of nodes without a TCP connection.
     """
 
     nodes: list[RayNode]
-    free_gpus: int
     facts: dict[str, NodeFacts] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     unreachable: list[tuple[str, str, str]] = field(default_factory=list)
@@ -146,7 +146,7 @@ def survey(request: Request) -> Survey:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    result = Survey(_nodes(), int(ray.available_resources().get("GPU", 0)))
+    result = Survey(_nodes())
     living = [node for node in result.nodes if node.alive]
     actor: Any = ray.remote(num_cpus=0, max_restarts=0)(Probe)
     probes = {}
@@ -177,14 +177,16 @@ def survey(request: Request) -> Survey:
 def _nodes() -> list[RayNode]:
     """Of the cluster that this process has joined, dead ones too, by name."""
     import ray
+    from ray._private.state import available_resources_per_node  # only the sum over all nodes is public
 
-    listed = ray.nodes()
+    listed, available = ray.nodes(), available_resources_per_node()
     addresses = [node["NodeManagerAddress"] for node in listed]
     nodes = []
     for node in listed:
         id, address = node["NodeID"], node["NodeManagerAddress"]
         name = address if addresses.count(address) == 1 else f"{address}/{id[:6]}"
-        nodes.append(RayNode(id, name, address, int(node["Resources"].get("GPU", 0)), node["Alive"]))
+        gpus, free = (int(resources.get("GPU", 0)) for resources in (node["Resources"], available.get(id, {})))
+        nodes.append(RayNode(id, name, address, gpus, free, node["Alive"]))
     return sorted(nodes, key=lambda node: node.name)
 
 

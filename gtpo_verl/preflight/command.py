@@ -11,6 +11,7 @@ from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.node import NodeFacts, Request, collect, versions
 from gtpo_verl.preflight.sizes import check_sizes, check_values
 from gtpo_verl.verl_plugin import checkpoints
+from gtpo_verl.verl_plugin.trackers import modules_of
 
 
 def preflight(overrides: Sequence[str], dry_run: bool = False, gpu_memory: int | None = None) -> int:
@@ -82,7 +83,12 @@ def _check_nodes(config: DictConfig) -> tuple[list[Finding], dict[str, NodeFacts
     model = inputs.local_model(config)
     data = [str(path) for name in ("train_files", "val_files") for path in inputs.paths_of(config.data[name])]
     # Not resolved here: `~` is every node's own.
-    request = Request(config.actor_rollout_ref.model.path if model else None, data, config.trainer.default_local_dir)
+    request = Request(
+        config.actor_rollout_ref.model.path if model else None,
+        data,
+        config.trainer.default_local_dir,
+        modules=modules_of(config.trainer.logger),
+    )
     wanted, on_gpu = config.trainer.n_gpus_per_node, config.trainer.device == "cuda"
     try:
         with connection(config) as joined:
@@ -91,7 +97,7 @@ def _check_nodes(config: DictConfig) -> tuple[list[Finding], dict[str, NodeFacts
         return [Finding("Ray", Status.FAIL, str(error), key="RAY_ADDRESS, ray_kwargs.ray_init.address")], {}
     except OSError as error:
         return [Finding("run folder", Status.FAIL, str(error), key="gtpo_verl.run_dir")], {}
-    findings = [*comparison.check_gpu_counts(answers.nodes, answers.free_gpus, config.trainer.nnodes, wanted)]
+    findings = [*comparison.check_gpu_counts(answers.nodes, config.trainer.nnodes, wanted)]
     findings += comparison.check_answers(answers)
     findings += comparison.check_versions(answers.facts, versions())
     findings += comparison.check_communication(answers.facts)
@@ -111,7 +117,7 @@ def _this_machine(request: Request, gpus: int | None) -> Survey:
     facts = collect(request)
     number = len(facts.gpus or []) if gpus is None else gpus
     name = "this machine"
-    return Survey([RayNode("", name, "127.0.0.1", number)], number, {name: facts})
+    return Survey([RayNode("", name, "127.0.0.1", number, number)], {name: facts})
 
 
 def _check_budget(

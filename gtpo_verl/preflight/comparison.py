@@ -14,9 +14,7 @@ _LEAST_SHARED_MEMORY = GIB
 _SIZE_KEYS = "trainer.nnodes, trainer.n_gpus_per_node"
 
 
-def check_gpu_counts(
-    nodes: Sequence[RayNode], free_gpus: int, wanted_nodes: int, wanted_gpus: int
-) -> Iterator[Finding]:
+def check_gpu_counts(nodes: Sequence[RayNode], wanted_nodes: int, wanted_gpus: int) -> Iterator[Finding]:
     """Whether enough living nodes have enough GPUs, whether another job holds them, and which nodes are dead."""
     for node in nodes:
         if not node.alive:
@@ -28,8 +26,11 @@ def check_gpu_counts(
     # verl places a group of ranks wherever a node has room for it, two on a node with twice the GPUs.
     if sum(node.gpus // wanted_gpus for node in living) < wanted_nodes:
         yield Finding("Ray GPUs", Status.FAIL, detail, key=_SIZE_KEYS)
-    elif free_gpus < wanted_nodes * wanted_gpus:
-        yield Finding("Ray GPUs", Status.FAIL, f"{detail}; only {free_gpus} are free", key="ray job stop (other jobs)")
+    elif sum(node.free // wanted_gpus for node in living) < wanted_nodes:
+        # verl counts those of the whole cluster, and would wait for ever for a node with room for a group.
+        busy = [node for node in living if node.free < node.gpus]
+        held = ", ".join(f"{node.gpus - node.free} of {node.gpus} on {node.name}" for node in busy)
+        yield Finding("Ray GPUs", Status.FAIL, f"{detail}; other jobs hold {held}", key="ray job stop (other jobs)")
     else:
         yield Finding("Ray GPUs", Status.OK, detail)
 
@@ -103,6 +104,10 @@ def check_node(name: str, facts: NodeFacts, model_given: bool, gpus: int | None)
     yield judge(
         "data files", f"no such file: {missing}" if missing else None, "there", "data.train_files, data.val_files"
     )
+    if facts.missing_modules:
+        # The driver has them, and Ray prefers its node for the trainer, but may place it anywhere.
+        detail = f"not installed: {', '.join(facts.missing_modules)}; the trainer may be placed there"
+        yield Finding("trackers", Status.WARN, detail, name, "trainer.logger")
     yield judge("run folder", facts.run_folder, "the driver's, and writable", "gtpo_verl.run_dir")
     if gpus is not None:
         found = len(facts.gpus or [])

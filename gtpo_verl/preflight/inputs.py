@@ -63,7 +63,9 @@ def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, l
 
     name = str(folder or model.path)
     try:
-        described = AutoConfig.from_pretrained(name, trust_remote_code=model.trust_remote_code)
+        described = AutoConfig.from_pretrained(
+            model.get("hf_config_path") or name, trust_remote_code=model.trust_remote_code
+        )
         tokenizer = AutoTokenizer.from_pretrained(
             model.tokenizer_path or name, trust_remote_code=model.trust_remote_code
         )

@@ -1,6 +1,7 @@
 """What one machine says about itself. Runs on every node; imports nothing heavy before it is asked to."""
 
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -33,6 +34,7 @@ class Request:
         model: the model's folder; None: a hub's name, or none given.
         data: the data files.
         checkpoints: the folder of the checkpoints, which need not exist yet.
+        modules: top-level modules of Python that a process on any node may have to import.
         marker: path of a file that the driver has written there, or to the nearest folder above that existed; None:
             this is the driver.
     """
@@ -40,6 +42,7 @@ class Request:
     model: str | None
     data: Sequence[str]
     checkpoints: str
+    modules: Sequence[str] = ()
     marker: str | None = None
 
 
@@ -52,6 +55,7 @@ class NodeFacts:
         registration: what is wrong with the plugin in this process; None: nothing.
         model: what is wrong with the model's files.
         missing_data: data files that are not there.
+        missing_modules: modules that are not installed.
         run_folder: what is wrong with the folder of the run; None: nothing.
         gpus: memory of each GPU.
         environment: variables of NCCL and gloo.
@@ -62,6 +66,7 @@ class NodeFacts:
     registration: str | None = None
     model: Sequence[str] = ()
     missing_data: Sequence[str] = ()
+    missing_modules: Sequence[str] = ()
     run_folder: str | None = None
     disk_free: int | None = None
     gpus: Sequence[int] | None = None
@@ -81,6 +86,7 @@ def collect(request: Request) -> NodeFacts:
         registration=registration(),
         model=model_problems(Path(request.model).expanduser()) if request.model else [],
         missing_data=[path for path in request.data if not Path(path).is_file()],
+        missing_modules=[name for name in request.modules if importlib.util.find_spec(name) is None],
         run_folder=folder_problem(folder, request.marker),
         disk_free=shutil.disk_usage(folder).free,
         gpus=gpu_memory(),

@@ -25,7 +25,21 @@ COUNTS = (
     f"{_ROLLOUT}.pipeline_model_parallel_size",
     f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
 )
-FREQUENCIES = ("trainer.save_freq", "trainer.test_freq")
+# null: the library's own.
+OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_seqs", f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
+WHOLE_NUMBERS = {
+    "trainer.save_freq": "-1: never",
+    "trainer.test_freq": "-1: never",
+    f"{_ACTOR}.fsdp_config.fsdp_size": "-1: all ranks",
+}
+# As verl spells them (`verl/utils/torch_dtypes.py`), and vLLM.
+DTYPE_BYTES = {"fp32": 4, "float32": 4, "32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "half": 2}
+DTYPES = (
+    f"{_ACTOR}.fsdp_config.model_dtype",
+    f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype",
+    f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype",
+    f"{_ROLLOUT}.dtype",
+)
 
 
 def world_size(config: DictConfig) -> int:
@@ -41,14 +55,26 @@ def longest_sequence(config: DictConfig) -> int:
 def check_values(config: DictConfig) -> list[Finding]:
     """The sizes that everything here is computed from, where one is no number to compute with; empty for good ones."""
     findings = []
-    for key in COUNTS:
+    for key in (*COUNTS, *OPTIONAL_COUNTS):
         value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if (key in COUNTS or value is not None) and not (_is_whole(value) and value >= 1):
             findings.append(Finding("size", Status.FAIL, f"{value} is no whole number of at least 1", key=key))
-    for key in FREQUENCIES:
-        if not isinstance(value := OmegaConf.select(config, key), int):
-            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number (-1: never)", key=key))
+    for key, hint in WHOLE_NUMBERS.items():
+        if not _is_whole(value := OmegaConf.select(config, key)):
+            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number ({hint})", key=key))
+    share = OmegaConf.select(config, key := f"{_ROLLOUT}.gpu_memory_utilization")
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        findings.append(Finding("size", Status.FAIL, f"{share} is no number above 0 and up to 1", key=key))
+    for key in DTYPES:
+        value = OmegaConf.select(config, key)
+        if value not in (None, "auto") and str(value) not in DTYPE_BYTES:
+            known = ", ".join(DTYPE_BYTES)
+            findings.append(Finding("dtype", Status.FAIL, f"{value} is none of {known}", key=key))
     return findings
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_sizes(config: DictConfig, max_position_embeddings: int | None = None) -> list[Finding]:

@@ -103,15 +103,17 @@ def check(config: DictConfig) -> RunInfo:
         checkpoints=str(checkpoints),
         total_steps=config.trainer.total_training_steps,
         resumed_step=resumed_step(config),
+        validates_only=bool(config.trainer.get("val_only") and config.trainer.get("val_before_train", True)),
     )
     if settings.preflight and not info.finished:
         from gtpo_verl.preflight.command import refuse_unfit
 
         refuse_unfit(config)
     run_dir.mkdir(parents=True, exist_ok=True)
-    if not info.finished:  # else the file says what was trained
+    resolved = run_dir / "config.yaml"
+    if not info.finished and not (info.validates_only and resolved.exists()):  # else the file says what was trained
         # Not by Hydra, which would write before a credential is refused.
-        (run_dir / "config.yaml").write_text(to_yaml(config))
+        resolved.write_text(to_yaml(config))
     info.publish()
     _redirect_output(Path(info.log))
     if early_log is not None:

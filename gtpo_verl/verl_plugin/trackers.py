@@ -41,6 +41,11 @@ def backends(loggers: str | Sequence[str]) -> list[str]:
     return [loggers] if isinstance(loggers, str) else list(loggers)
 
 
+def modules_of(loggers: str | Sequence[str] | None) -> list[str]:
+    """What verl imports for them; nothing for a backend that it does not know, which `check_trackers` refuses."""
+    return [PACKAGES[backend][0] for backend in backends(loggers or []) if backend in PACKAGES]
+
+
 def check_trackers(loggers: str | Sequence[str] | None) -> None:
     """Refuses a backend that could not be started on this machine.
 

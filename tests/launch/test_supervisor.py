@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -90,6 +91,16 @@ def test_driver_that_never_publishes_where_it_writes(tmp_path: Path) -> None:
     watched = []
     code, info = supervise([sys.executable, "-c", "raise SystemExit(7)"], watched.append)
     assert (code, info, watched) == (7, None, [])
+
+
+def test_a_finished_run_has_nothing_left_but_a_validation() -> None:
+    from gtpo_verl.launch import RunInfo
+
+    begun = RunInfo(name="n", run_dir="r", log="l", metrics="m", checkpoints="c", total_steps=3, resumed_step=2)
+    done = replace(begun, resumed_step=3)
+    assert (begun.finished, done.finished) == (False, True)
+    assert not replace(done, total_steps=None).finished
+    assert not replace(done, validates_only=True).finished
 
 
 def test_run_info_reaches_the_watcher(tmp_path: Path) -> None:

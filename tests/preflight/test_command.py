@@ -1,5 +1,6 @@
 """The whole preflight on this machine alone, and as a dry run."""
 
+import json
 import os
 import shutil
 import socket
@@ -12,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.preflight.command import check, preflight, refuse_unfit
 from gtpo_verl.preflight.findings import Finding, Status, refused
-from gtpo_verl.preflight.sizes import COUNTS, FREQUENCIES
+from gtpo_verl.preflight.inputs import check_model
+from gtpo_verl.preflight.sizes import COUNTS, DTYPES, OPTIONAL_COUNTS, WHOLE_NUMBERS
 
 MODEL, TRAIN, VALIDATION = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
 
@@ -138,6 +140,21 @@ def test_a_model_without_a_formula_is_grey(config: DictConfig, model_folder: Pat
 DRY = ["model=dapo_math", "scale=32b_16x8"]
 
 
+def test_the_sizes_are_those_of_a_configuration_elsewhere(
+    config: DictConfig, model_folder: Path, tmp_path: Path
+) -> None:
+    """`model.hf_config_path`: verl builds the model from it."""
+    other = json.loads((model_folder / "config.json").read_text()) | {"intermediate_size": 96}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text(json.dumps(other))
+    plain, _ = check_model(config, dry_run=True)
+    config.actor_rollout_ref.model.hf_config_path = str(tmp_path / "other")
+    shape, _ = check_model(config, dry_run=True)
+    assert plain is not None
+    assert shape is not None
+    assert (plain.intermediate, shape.intermediate) == (64, 96)
+
+
 def test_a_dry_run_shows_what_it_cannot_know_in_grey(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(DRY, dry_run=True) == 0
     table = capsys.readouterr().out
@@ -151,7 +168,7 @@ def test_a_dry_run_shows_what_it_cannot_know_in_grey(capsys: pytest.CaptureFixtu
 
 def test_a_dry_run_judges_by_the_memory_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(DRY, dry_run=True, gpu_memory=80 * 10**9) == 0
-    assert preflight(DRY, dry_run=True, gpu_memory=40 * 10**9) == 1
+    assert preflight(DRY, dry_run=True, gpu_memory=35 * 10**9) == 1
     assert "actor_rollout_ref.actor.ppo_max_token_len_per_gpu" in capsys.readouterr().out
 
 
@@ -188,13 +205,26 @@ def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfi
     assert "for 2 checkpoint(s) of" in space.detail
 
 
-@pytest.mark.parametrize("key", [*COUNTS, *FREQUENCIES])
-@pytest.mark.parametrize("value", [None, "two", 0])
+SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+NO_NUMBERS = [
+    *((key, value) for key in COUNTS for value in (None, "two", 0, 1.5)),
+    *((key, value) for key in OPTIONAL_COUNTS for value in ("two", 0, 1.5)),
+    *((key, value) for key in WHOLE_NUMBERS for value in (None, "two", 1.5)),
+    *((SHARE, value) for value in (None, "half", 0, 1.1)),
+    *((key, value) for key in DTYPES for value in ("fp12", 64)),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), NO_NUMBERS)
 def test_a_size_that_is_no_number_is_red_by_its_key(config: DictConfig, key: str, value: object) -> None:
-    if value == 0 and key in FREQUENCIES:
-        return
-    OmegaConf.update(config, key, value)
+    OmegaConf.update(config, key, value, force_add=True)
     assert key in {finding.key for finding in refused(check(config, dry_run=True))}
+
+
+@pytest.mark.parametrize("key", [*OPTIONAL_COUNTS, *DTYPES])
+def test_a_size_that_may_be_left_to_a_library(config: DictConfig, key: str) -> None:
+    OmegaConf.update(config, key, None, force_add=True)
+    assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
 
 
 @pytest.mark.parametrize("key", ["run_dir", "env", "poll_interval", "cache_dir", "preflight"])

@@ -1,6 +1,7 @@
 """Nodes compared: every red line names the node, and what to change."""
 
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 
@@ -20,8 +21,11 @@ VERSIONS = {"python": "3.11.9", "torch": "2.11.0", "verl": "0.9.1"}
 GOOD = NodeFacts(VERSIONS, gpus=[80 * GIB] * 8, shared_memory=64 * GIB, interfaces=["lo", "eth0"])
 
 
-def nodes(*gpus: int, dead: tuple[int, ...] = ()) -> list[RayNode]:
-    return [RayNode(f"id{i}", f"10.0.0.{i}", f"10.0.0.{i}", number, i not in dead) for i, number in enumerate(gpus)]
+def nodes(*gpus: int, dead: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> list[RayNode]:
+    return [
+        RayNode(f"id{i}", f"10.0.0.{i}", f"10.0.0.{i}", number, number - taken, i not in dead)
+        for i, (number, taken) in enumerate(zip_longest(gpus, held, fillvalue=0))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,7 @@ def nodes(*gpus: int, dead: tuple[int, ...] = ()) -> list[RayNode]:
     ],
 )
 def test_enough_gpus(gpus: tuple[int, ...], wanted: tuple[int, int]) -> None:
-    (finding,) = check_gpu_counts(nodes(*gpus), sum(gpus), *wanted)
+    (finding,) = check_gpu_counts(nodes(*gpus), *wanted)
     assert finding.status is Status.OK
 
 
@@ -50,20 +54,34 @@ def test_enough_gpus(gpus: tuple[int, ...], wanted: tuple[int, int]) -> None:
     ],
 )
 def test_too_few_gpus(gpus: tuple[int, ...], wanted: tuple[int, int]) -> None:
-    (red,) = refused(check_gpu_counts(nodes(*gpus), sum(gpus), *wanted))
+    (red,) = refused(check_gpu_counts(nodes(*gpus), *wanted))
     assert "trainer.nnodes" in red.key
     assert f"asked for {wanted[0]} nodes with {wanted[1]}" in red.detail
 
 
-def test_gpus_that_another_job_holds() -> None:
-    (red,) = refused(check_gpu_counts(nodes(8, 8), 12, 2, 8))
-    assert "only 12 are free" in red.detail
+@pytest.mark.parametrize(
+    ("gpus", "held", "named"),
+    [
+        ((8, 8), (0, 4), "hold 4 of 8 on 10.0.0.1"),
+        ((8, 8, 8), (8, 0, 1), "hold 8 of 8 on 10.0.0.0, 1 of 8 on 10.0.0.2"),
+        ((8, 8, 8), (4, 4, 0), "hold 4 of 8 on 10.0.0.0, 4 of 8 on 10.0.0.1"),  # 16 are free, no node but one has room
+    ],
+)
+def test_gpus_that_another_job_holds(gpus: tuple[int, ...], held: tuple[int, ...], named: str) -> None:
+    (red,) = refused(check_gpu_counts(nodes(*gpus, held=held), 2, 8))
+    assert named in red.detail
+    assert "other jobs" in red.key
+
+
+def test_gpus_that_another_job_holds_elsewhere() -> None:
+    (finding,) = check_gpu_counts(nodes(8, 8, 8, held=(0, 8, 0)), 2, 8)
+    assert finding.status is Status.OK
 
 
 def test_a_dead_node_does_not_count() -> None:
-    findings = [*check_gpu_counts(nodes(8, 8, 8, dead=(1,)), 16, 2, 8)]
+    findings = [*check_gpu_counts(nodes(8, 8, 8, dead=(1,)), 2, 8)]
     assert [(f.status, f.where) for f in findings] == [(Status.WARN, "10.0.0.1"), (Status.OK, "driver")]
-    (red,) = refused(check_gpu_counts(nodes(8, 8, dead=(1,)), 8, 2, 8))
+    (red,) = refused(check_gpu_counts(nodes(8, 8, dead=(1,)), 2, 8))
     assert "1 with 8" in red.detail
 
 
@@ -90,7 +108,7 @@ def test_a_package_that_a_node_says_nothing_about() -> None:
 
 
 def test_silent_and_unreachable_nodes() -> None:
-    survey = Survey(nodes(8, 8), 16, {"a": GOOD, "b": GOOD}, {"c": "no answer"}, [("a", "b", "refused")])
+    survey = Survey(nodes(8, 8), {"a": GOOD, "b": GOOD}, {"c": "no answer"}, [("a", "b", "refused")])
     red = refused(check_answers(survey))
     assert [(f.what, f.where) for f in red] == [("answer", "c"), ("network", "a")]
     assert "b: refused" in red[1].detail
@@ -98,9 +116,9 @@ def test_silent_and_unreachable_nodes() -> None:
 
 
 def test_nodes_that_reach_one_another() -> None:
-    (finding,) = check_answers(Survey(nodes(8, 8), 16, {"a": GOOD, "b": GOOD}))
+    (finding,) = check_answers(Survey(nodes(8, 8), {"a": GOOD, "b": GOOD}))
     assert finding.status is Status.OK
-    assert list(check_answers(Survey(nodes(8), 8, {"a": GOOD}))) == []  # one node: nothing to reach
+    assert list(check_answers(Survey(nodes(8), {"a": GOOD}))) == []  # one node: nothing to reach
 
 
 def judged(facts: NodeFacts, gpus: int | None = 8, model_given: bool = True) -> list[Finding]:
@@ -134,6 +152,11 @@ def test_no_driver_of_nvidia() -> None:
     (red,) = refused(judged(replace(GOOD, gpus=None)))
     assert "0 of 8" in red.detail
     assert refused(judged(replace(GOOD, gpus=None), gpus=None)) == []
+
+
+def test_a_tracker_that_only_the_driver_has_is_a_warning() -> None:
+    (yellow,) = [f for f in judged(replace(GOOD, missing_modules=["wandb"])) if f.status is not Status.OK]
+    assert (yellow.status, yellow.key, "wandb" in yellow.detail) == (Status.WARN, "trainer.logger", True)
 
 
 def test_little_shared_memory_is_a_warning() -> None:

@@ -18,11 +18,13 @@ def test_everything_about_this_machine(tmp_path: Path) -> None:
     data = tmp_path / "train.parquet"
     data.touch()
     gone = str(tmp_path / "val.parquet")
-    facts = collect(Request(str(tmp_path / "model"), [str(data), gone], str(tmp_path / "runs/a/checkpoints")))
+    checkpoints = str(tmp_path / "runs/a/checkpoints")
+    facts = collect(Request(str(tmp_path / "model"), [str(data), gone], checkpoints, ["torch", "no_such_module"]))
     assert facts.versions == versions()
     assert facts.registration is None
     assert list(facts.model) == [f"{tmp_path / 'model'}: no such folder"]
     assert list(facts.missing_data) == [gone]
+    assert list(facts.missing_modules) == ["no_such_module"]
     assert facts.run_folder is None
     assert facts.disk_free is not None
     assert facts.disk_free > 0

@@ -83,6 +83,14 @@ def test_names_the_variable_that_is_missing(missing: str) -> None:
     assert result.stderr.startswith(f"error: {missing} is not set")
 
 
+def test_a_run_dir_of_its_own_takes_the_place_of_runs_dir() -> None:
+    own = {**PATHS, "RAY_ADDRESS": "http://127.0.0.1:1"}
+    assert "RUNS_DIR" not in run(RUNS[0], "gtpo_verl.run_dir=/mnt/runs/mine", **own).stderr
+    # A task's model and data are prepared in a cache, which is under RUNS_DIR.
+    prepared = run(RUNS[0], "gtpo_verl.run_dir=/mnt/runs/mine", "model=smollm2", "scale=smollm2_1gpu", **own)
+    assert prepared.stderr.startswith("error: RUNS_DIR is not set; it gives gtpo_verl.cache_dir")
+
+
 def test_a_dry_run_of_0_is_none() -> None:
     assert run(RUNS[0], DRY_RUN="0").stderr.startswith("error: MODEL_PATH is not set")
 
