@@ -15,12 +15,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gtpo-verl", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    train = commands.add_parser("train", help="one training run", add_help=False)
+    train = commands.add_parser("train", help="one training run")
     train.add_argument("overrides", nargs=argparse.REMAINDER, help="Hydra overrides, e.g. algorithm=gtpo_v1 scale=cpu")
     train.set_defaults(run=_train)
 
-    config = commands.add_parser("config", help="print the resolved configuration of a run", add_help=False)
-    config.add_argument("overrides", nargs=argparse.REMAINDER)
+    config = commands.add_parser("config", help="print the resolved configuration of a run")
+    config.add_argument("overrides", nargs=argparse.REMAINDER, help="Hydra overrides, as for train")
     config.set_defaults(run=_config)
 
     preflight = commands.add_parser("preflight", help="check machine, cluster, model and data before a run")
@@ -130,8 +130,13 @@ def _report(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from gtpo_verl import report
+    from gtpo_verl.report.metrics_log import MetricsError
 
-    print(report.write_report([Path(run) for run in options.runs], Path(options.output)))
+    try:
+        print(report.write_report([Path(run) for run in options.runs], Path(options.output)))
+    except (MetricsError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

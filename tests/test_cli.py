@@ -1,6 +1,7 @@
 """The command line, as a user starts it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ RUN = '{"step": %d, "data": {"critic/score/mean": 0.5, "actor/entropy": 1.0, "re
 
 def gtpo_verl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     home = cwd / "home"
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     # A user's shell has none of the variables that a test session may have set.
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "OMP_NUM_THREADS") if name in os.environ}
     return subprocess.run(
@@ -34,6 +35,24 @@ def test_report_leaves_nothing_outside_the_working_directory(tmp_path: Path) -> 
     assert result.returncode == 0, result.stderr
     assert sorted((tmp_path / "home").rglob("*")) == []
     assert (tmp_path / "report/curves.svg").exists()
+
+
+@pytest.mark.parametrize("arguments", [("report", "runs/none"), ("convert", "runs/none", "model")])
+def test_a_run_that_is_not_there_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    result = gtpo_verl(*arguments, cwd=tmp_path)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "runs/none" in line
+
+
+def test_every_command_explains_itself(tmp_path: Path) -> None:
+    listed = re.search(r"\{(.+?)\}", gtpo_verl("--help", cwd=tmp_path).stdout)
+    assert listed is not None
+    for command in listed[1].split(","):
+        result = gtpo_verl(command, "--help", cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert f"gtpo-verl {command}" in result.stdout
 
 
 @pytest.mark.slow

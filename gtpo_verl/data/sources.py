@@ -48,6 +48,6 @@ SOURCES = {
 
 
 def near_matches(name: str, known: list[str]) -> str:
-    """Returns ``"; did you mean a, b?"`` for names like ``name``, or an empty text."""
-    found = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    """Returns ``"; did you mean a, b?"`` for other names like ``name``, or an empty text."""
+    found = difflib.get_close_matches(name.lower(), [other for other in known if other != name], n=3, cutoff=0.5)
     return f"; did you mean {', '.join(found)}?" if found else ""

@@ -3,7 +3,7 @@ folder, whose path is the environment variable `GTPO_VERL_RUN_INFO`."""
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 VARIABLE = "GTPO_VERL_RUN_INFO"
@@ -16,6 +16,7 @@ class RunInfo:
     Attributes:
         total_steps: None where it follows from the data's length.
         resumed_step: step of the checkpoint it goes on from; 0 for a new run.
+        changes: in the configuration since the run was last started, of a run that goes on: `key: old -> new`.
         validates_only: whether it trains no step, but validates the checkpoint (`trainer.val_only`).
     """
 
@@ -26,6 +27,7 @@ class RunInfo:
     checkpoints: str
     total_steps: int | None
     resumed_step: int = 0
+    changes: list[str] = field(default_factory=list)
     validates_only: bool = False
 
     @property

@@ -9,6 +9,8 @@ from gtpo_verl.launch.run_info import RunInfo
 from gtpo_verl.launch.supervisor import run_training
 from gtpo_verl.report.progress import ProgressDisplay
 
+_CHANGES_SHOWN = 8
+
 
 def train_with_progress(overrides: Sequence[str], console: Console | None = None) -> tuple[int, RunInfo | None]:
     """Trains with Hydra `overrides`, showing progress; exit code and whereabouts as `supervise` returns them."""
@@ -26,6 +28,8 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
             if info.finished:
                 return
             say(f"{info.name}: log {info.log}")
+            if info.resumed_step and not info.validates_only:
+                say(f"{info.name}: goes on from step {info.resumed_step}{_differing(info.changes)}")
             display.update(info.name, Path(info.metrics), info.total_steps, info.resumed_step)
 
         code, info = run_training(overrides, watch)
@@ -36,3 +40,10 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
             "the same command goes on from the last checkpoint, if there is one"
         )
     return code, info
+
+
+def _differing(changes: Sequence[str]) -> str:
+    if not changes:
+        return ""
+    more = f", and {len(changes) - _CHANGES_SHOWN} more" if len(changes) > _CHANGES_SHOWN else ""
+    return f", with another configuration than before: {', '.join(changes[:_CHANGES_SHOWN])}{more}"

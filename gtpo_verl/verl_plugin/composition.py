@@ -46,6 +46,25 @@ def to_yaml(config: DictConfig) -> str:
     return OmegaConf.to_yaml(shown)
 
 
+def changes(before: str, after: str) -> list[str]:
+    """What differs between two configurations as `to_yaml` writes them: `key: old -> new`, sorted by key."""
+    old, new = (dict(_leaves(OmegaConf.to_container(OmegaConf.create(text)))) for text in (before, after))
+    absent = "nothing"
+    return [
+        f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, absent) != new.get(key, absent)
+    ]
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def refuse_credentials(config: DictConfig) -> None:
     """A configuration is logged by Hydra, verl and every tracker: a credential in it is a credential published.
 

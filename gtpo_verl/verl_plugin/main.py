@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gtpo_verl.launch.run_info import VARIABLE, RunInfo
 from gtpo_verl.verl_plugin import cpu, hooks
-from gtpo_verl.verl_plugin.composition import to_yaml
+from gtpo_verl.verl_plugin.composition import changes, to_yaml
 from gtpo_verl.verl_plugin.engine import engine_environment
 from gtpo_verl.verl_plugin.settings import RecipeSettings
 
@@ -95,6 +95,8 @@ def check(config: DictConfig) -> RunInfo:
 
     run_dir = Path(settings.run_dir).absolute()
     checkpoints = Path(config.trainer.default_local_dir).absolute()
+    resolved, text = run_dir / "config.yaml", to_yaml(config)
+    step = resumed_step(config)
     info = RunInfo(
         name=config.trainer.experiment_name,
         run_dir=str(run_dir),
@@ -102,7 +104,8 @@ def check(config: DictConfig) -> RunInfo:
         metrics=os.environ["VERL_FILE_LOGGER_PATH"],
         checkpoints=str(checkpoints),
         total_steps=config.trainer.total_training_steps,
-        resumed_step=resumed_step(config),
+        resumed_step=step,
+        changes=changes(resolved.read_text(), text) if step and resolved.exists() else [],
         validates_only=bool(config.trainer.get("val_only") and config.trainer.get("val_before_train", True)),
     )
     if settings.preflight and not info.finished:
@@ -110,10 +113,9 @@ def check(config: DictConfig) -> RunInfo:
 
         refuse_unfit(config)
     run_dir.mkdir(parents=True, exist_ok=True)
-    resolved = run_dir / "config.yaml"
     if not info.finished and not (info.validates_only and resolved.exists()):  # else the file says what was trained
         # Not by Hydra, which would write before a credential is refused.
-        resolved.write_text(to_yaml(config))
+        resolved.write_text(text)
     info.publish()
     _redirect_output(Path(info.log))
     if early_log is not None:

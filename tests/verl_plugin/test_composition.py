@@ -1,9 +1,10 @@
 """The configuration that is printed is the one that would run, without what nobody may see."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from gtpo_verl.verl_plugin.checks import check_config
-from gtpo_verl.verl_plugin.composition import HIDDEN, compose_config, to_yaml
+from gtpo_verl.verl_plugin.composition import HIDDEN, changes, compose_config, to_yaml
 
 
 def test_resolves_interpolations() -> None:
@@ -74,3 +75,30 @@ def test_refuses_a_credential_by_its_key_alone() -> None:
     with pytest.raises(ValueError, match=r"env_vars\.WANDB_API_KEY looks like a credential") as refusal:
         check_config(config)
     assert "hunter2" not in str(refusal.value)
+
+
+def test_changes_are_named_by_key_with_both_values() -> None:
+    before = {
+        "algorithm": {"gtpo": {"alpha": 0.1, "beta": 0.9}},
+        "trainer": {"logger": ["file"], "old": None},
+        "env": {},
+    }
+    after = {
+        "algorithm": {"gtpo": {"alpha": 0.2, "beta": 0.9}},
+        "trainer": {"logger": ["file", "wandb"]},
+        "env": {"A": 1},
+    }
+    texts = [to_yaml(OmegaConf.create(config)) for config in (before, after)]
+    assert changes(*texts) == [
+        "algorithm.gtpo.alpha: 0.1 -> 0.2",
+        "env: {} -> nothing",
+        "env.A: nothing -> 1",
+        "trainer.logger: ['file'] -> ['file', 'wandb']",
+        "trainer.old: None -> nothing",
+    ]
+    assert changes(texts[0], texts[0]) == []
+
+
+def test_changes_show_no_credential() -> None:
+    texts = [to_yaml(OmegaConf.create({"api_key": value, "seed": value})) for value in ("first", "second")]
+    assert changes(*texts) == ["seed: first -> second"]
