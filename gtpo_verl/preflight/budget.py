@@ -9,13 +9,13 @@ from gtpo_verl.preflight import memory
 from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.findings import Finding, Status
 from gtpo_verl.preflight.memory import GIB
-from gtpo_verl.preflight.sizes import DTYPE_BYTES, world_size
+from gtpo_verl.preflight.sizes import VERL_DTYPES, VLLM_DTYPES, gpu_share, world_size
 from gtpo_verl.verl_plugin.checks import checkpoints_to_keep
 
 # CUDA context, NCCL's buffers and cuBLAS workspaces of one process; a round figure, not derived.
 OVERHEAD = 2 * GIB
-# What vLLM takes at the most where a configuration says null.
-_VLLM_TOKENS, _VLLM_SEQUENCES = 16384, 1024
+# What vLLM takes at the most where `max_num_batched_tokens` is null.
+_VLLM_TOKENS = 16384
 # The formulas leave out the allocator's fragmentation: above this share it may or may not fit.
 _TIGHT = 0.9
 
@@ -137,7 +137,7 @@ def rollout_phase(config: DictConfig, shape: ModelShape, vllm: int) -> Phase:
 def phases(config: DictConfig, shape: ModelShape, gpu_bytes: int) -> list[Phase]:
     """Rollout, log-prob and update on a GPU of this size, which vLLM keeps its share of unless told not to."""
     rollout = config.actor_rollout_ref.rollout
-    vllm = int(rollout.gpu_memory_utilization * gpu_bytes)
+    vllm = int(gpu_share(config) * gpu_bytes)
     training = [log_prob_phase(config, shape), update_phase(config, shape)]
     if not rollout.free_cache_engine:
         training = [
@@ -186,7 +186,7 @@ def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None,
     rollout = config.actor_rollout_ref.rollout
     tensor_parallel, dtype = rollout.tensor_model_parallel_size, _bytes(rollout.dtype, 2)
     weights = memory.weights(shape.parameters, tensor_parallel, dtype)
-    batched, sequences = rollout.max_num_batched_tokens or _VLLM_TOKENS, rollout.max_num_seqs or _VLLM_SEQUENCES
+    batched, sequences = rollout.max_num_batched_tokens or _VLLM_TOKENS, rollout.max_num_seqs
     buffers = memory.rollout_buffers(shape, batched, sequences, tensor_parallel, dtype)
     token = memory.kv_cache_token(shape, tensor_parallel, dtype)
     longest = rollout.max_model_len or shape.max_position_embeddings
@@ -196,7 +196,7 @@ def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None,
             f"{longest * token / GIB:.2f} for each sequence of {longest} tokens"
         )
         return Finding("KV cache", Status.UNKNOWN, detail, where)
-    free = int(rollout.gpu_memory_utilization * gpu_bytes) - weights - buffers
+    free = int(gpu_share(config) * gpu_bytes) - weights - buffers
     tokens = max(free, 0) // token
     detail = f"{tokens} tokens fit beside vLLM's weights; the longest sequence has {longest}"
     if tokens < longest:
@@ -249,7 +249,8 @@ def checkpoint_bytes(
     """
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     dtype = _bytes(actor.fsdp_config.model_dtype, 4)
-    size = memory.checkpoint(shape.parameters, list(actor.checkpoint.save_contents), dtype)
+    contents = actor.checkpoint.save_contents or ["model", "optimizer", "extra"]  # null: verl's default
+    size = memory.checkpoint(shape.parameters, contents, dtype)
     if trainer.save_freq <= 0:
         return size, 0
     saved = None
@@ -293,7 +294,8 @@ def _judge(needed: int, there: int) -> Status:
 
 
 def _bytes(dtype: str | int | None, default: int) -> int:
-    return DTYPE_BYTES.get(str(dtype), default)  # `check_values` has refused others than null and auto
+    # `check_values` has refused what the library of the key does not know, but for null and auto.
+    return {**VERL_DTYPES, **VLLM_DTYPES}.get(str(dtype), default)
 
 
 def _compute_bytes(config: DictConfig) -> tuple[int, int]:

@@ -24,22 +24,24 @@ COUNTS = (
     f"{_ROLLOUT}.data_parallel_size",
     f"{_ROLLOUT}.pipeline_model_parallel_size",
     f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{_ROLLOUT}.max_num_seqs",  # verl adds to it (`verl/workers/rollout/replica.py`), so that null is none
+    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
 )
-# null: the library's own.
-OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_seqs", f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
+# null: the library's own, or the data's length.
+OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
 WHOLE_NUMBERS = {
     "trainer.save_freq": "-1: never",
     "trainer.test_freq": "-1: never",
     f"{_ACTOR}.fsdp_config.fsdp_size": "-1: all ranks",
 }
-# As verl spells them (`verl/utils/torch_dtypes.py`), and vLLM.
-DTYPE_BYTES = {"fp32": 4, "float32": 4, "32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "half": 2}
-DTYPES = (
-    f"{_ACTOR}.fsdp_config.model_dtype",
-    f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype",
-    f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype",
-    f"{_ROLLOUT}.dtype",
-)
+OPTIONAL_WHOLE_NUMBERS = ("trainer.total_training_steps",)
+# Each library has its own spellings: `verl/utils/torch_dtypes.py`, and `ModelDType` in `vllm/config/model.py`.
+VERL_DTYPES = {"fp32": 4, "float32": 4, "32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2}
+VLLM_DTYPES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+MODEL_DTYPE, ROLLOUT_DTYPE = f"{_ACTOR}.fsdp_config.model_dtype", f"{_ROLLOUT}.dtype"
+MIXED_PRECISION = f"{_ACTOR}.fsdp_config.mixed_precision"
+MIXED_DTYPES = tuple(f"{MIXED_PRECISION}.{name}" for name in ("param_dtype", "reduce_dtype", "buffer_dtype"))
+GPU_SHARE = f"{_ROLLOUT}.gpu_memory_utilization"
 
 
 def world_size(config: DictConfig) -> int:
@@ -58,19 +60,51 @@ def check_values(config: DictConfig) -> list[Finding]:
     for key in (*COUNTS, *OPTIONAL_COUNTS):
         value = OmegaConf.select(config, key)
         if (key in COUNTS or value is not None) and not (_is_whole(value) and value >= 1):
-            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number of at least 1", key=key))
+            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number of at least 1", key=key))
     for key, hint in WHOLE_NUMBERS.items():
         if not _is_whole(value := OmegaConf.select(config, key)):
-            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number ({hint})", key=key))
-    share = OmegaConf.select(config, key := f"{_ROLLOUT}.gpu_memory_utilization")
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        findings.append(Finding("size", Status.FAIL, f"{share} is no number above 0 and up to 1", key=key))
-    for key in DTYPES:
+            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number ({hint})", key=key))
+    for key in OPTIONAL_WHOLE_NUMBERS:
+        if (value := OmegaConf.select(config, key)) is not None and not _is_whole(value):
+            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number", key=key))
+    try:
+        fits = 0 < gpu_share(config) <= 1
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        share = OmegaConf.select(config, GPU_SHARE)
+        findings.append(Finding("size", Status.FAIL, f"{share!r} is no number above 0 and up to 1", key=GPU_SHARE))
+    return [*findings, *_check_dtypes(config)]
+
+
+def gpu_share(config: DictConfig) -> float:
+    """vLLM's share of a GPU. A text, as `${oc.env:...}` gives it, is as good as a number: vLLM parses one.
+
+    Raises:
+        TypeError, ValueError: it is no number.
+    """
+    share = OmegaConf.select(config, GPU_SHARE)
+    if isinstance(share, bool):
+        raise TypeError(f"{share} is no number")
+    return float(share)
+
+
+def _check_dtypes(config: DictConfig) -> Iterator[Finding]:
+    def judge(key: str, known: dict[str, int], *others: str | None) -> Iterator[Finding]:
         value = OmegaConf.select(config, key)
-        if value not in (None, "auto") and str(value) not in DTYPE_BYTES:
-            known = ", ".join(DTYPE_BYTES)
-            findings.append(Finding("dtype", Status.FAIL, f"{value} is none of {known}", key=key))
-    return findings
+        if value not in others and str(value) not in known:
+            yield Finding("dtype", Status.FAIL, f"{value!r} is none of {', '.join(known)}", key=key)
+
+    yield from judge(MODEL_DTYPE, VERL_DTYPES, None)
+    yield from judge(ROLLOUT_DTYPE, VLLM_DTYPES, None, "auto")
+    mixed = OmegaConf.select(config, MIXED_PRECISION)
+    if mixed is not None and not isinstance(mixed, DictConfig):
+        detail = f"{mixed!r} is no group of param_dtype, reduce_dtype and buffer_dtype"
+        yield Finding("dtype", Status.FAIL, detail, key=MIXED_PRECISION)
+        return
+    for key in MIXED_DTYPES:
+        if mixed is not None and key.rpartition(".")[2] in mixed:  # verl has a default for an absent key, none for null
+            yield from judge(key, VERL_DTYPES)
 
 
 def _is_whole(value: object) -> bool:

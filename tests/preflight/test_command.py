@@ -14,7 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 from gtpo_verl.preflight.command import check, preflight, refuse_unfit
 from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.inputs import check_model
-from gtpo_verl.preflight.sizes import COUNTS, DTYPES, OPTIONAL_COUNTS, WHOLE_NUMBERS
+from gtpo_verl.preflight.sizes import (
+    COUNTS,
+    GPU_SHARE,
+    MIXED_DTYPES,
+    MIXED_PRECISION,
+    MODEL_DTYPE,
+    OPTIONAL_COUNTS,
+    OPTIONAL_WHOLE_NUMBERS,
+    ROLLOUT_DTYPE,
+    WHOLE_NUMBERS,
+)
 
 MODEL, TRAIN, VALIDATION = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
 
@@ -205,13 +215,17 @@ def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfi
     assert "for 2 checkpoint(s) of" in space.detail
 
 
-SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 NO_NUMBERS = [
-    *((key, value) for key in COUNTS for value in (None, "two", 0, 1.5)),
+    *((key, value) for key in COUNTS for value in (None, "two", "2", 0, 1.5)),
     *((key, value) for key in OPTIONAL_COUNTS for value in ("two", 0, 1.5)),
     *((key, value) for key in WHOLE_NUMBERS for value in (None, "two", 1.5)),
-    *((SHARE, value) for value in (None, "half", 0, 1.1)),
-    *((key, value) for key in DTYPES for value in ("fp12", 64)),
+    *((key, value) for key in OPTIONAL_WHOLE_NUMBERS for value in ("two", 1.5, True)),
+    *((GPU_SHARE, value) for value in (None, "half", "1.1", True, 0, 1.1, float("nan"))),
+    # Spellings of the other library among them.
+    *((MODEL_DTYPE, value) for value in ("fp12", 64, "half", "auto")),
+    *((ROLLOUT_DTYPE, value) for value in ("fp12", 64, "bf16", "fp32", 16)),
+    *((key, value) for key in MIXED_DTYPES for value in (None, "fp12", "half", "auto")),
+    *((MIXED_PRECISION, value) for value in (True, "bf16")),
 ]
 
 
@@ -221,8 +235,36 @@ def test_a_size_that_is_no_number_is_red_by_its_key(config: DictConfig, key: str
     assert key in {finding.key for finding in refused(check(config, dry_run=True))}
 
 
-@pytest.mark.parametrize("key", [*OPTIONAL_COUNTS, *DTYPES])
+def test_a_number_that_is_a_text_is_shown_as_one(config: DictConfig) -> None:
+    config.trainer.nnodes = "2"  # as `trainer.nnodes=${oc.env:NODES}` gives it
+    (red,) = [finding for finding in refused(check(config, dry_run=True)) if finding.key == "trainer.nnodes"]
+    assert red.detail.startswith("'2' is no whole number")
+
+
+GOOD = [
+    (GPU_SHARE, "0.5"),
+    *((key, value) for key in OPTIONAL_WHOLE_NUMBERS for value in (0, 5)),
+    *((MODEL_DTYPE, value) for value in ("bf16", "16", 32)),
+    *((ROLLOUT_DTYPE, value) for value in ("auto", "float", "half")),
+    *((key, value) for key in MIXED_DTYPES for value in ("bf16", 16)),
+    ("actor_rollout_ref.actor.checkpoint.save_contents", None),
+    ("actor_rollout_ref.actor.checkpoint.save_contents", "model"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD)
+def test_a_value_that_verl_and_vllm_take_is_not_red(config: DictConfig, key: str, value: object) -> None:
+    config.trainer.device = "cuda"  # whose memory is estimated, by all of them
+    OmegaConf.update(config, key, value, force_add=True)
+    assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
+
+
+OPTIONAL = [*OPTIONAL_COUNTS, *OPTIONAL_WHOLE_NUMBERS, MODEL_DTYPE, ROLLOUT_DTYPE, MIXED_PRECISION]
+
+
+@pytest.mark.parametrize("key", OPTIONAL)
 def test_a_size_that_may_be_left_to_a_library(config: DictConfig, key: str) -> None:
+    config.trainer.device = "cuda"
     OmegaConf.update(config, key, None, force_add=True)
     assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gtpo_verl.preflight.findings import Status, refused
-from gtpo_verl.preflight.sizes import check_sizes
+from gtpo_verl.preflight.sizes import VERL_DTYPES, VLLM_DTYPES, check_sizes
 
 
 @pytest.mark.parametrize("scale", ["32b_16x8", "32b_8x8", "7b_1x8"])
@@ -54,3 +54,14 @@ def test_a_budget_that_verl_ignores_is_not_judged(configured) -> None:
     fixed = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_max_token_len_per_gpu=1"]
     config = configured(*fixed, "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true")
     assert refused(check_sizes(config)) == []
+
+
+def test_the_dtypes_are_those_of_verl_and_of_vllm() -> None:
+    from typing import get_args
+
+    from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
+    from vllm.config.model import ModelDType
+
+    known = {name: size for names, size in ((FLOAT_LIST, 4), (BFLOAT_LIST, 2), (HALF_LIST, 2)) for name in names}
+    assert {name: size for name, size in known.items() if isinstance(name, str)} == VERL_DTYPES
+    assert {*VLLM_DTYPES, "auto"} == set(get_args(ModelDType))
