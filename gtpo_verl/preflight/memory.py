@@ -4,8 +4,6 @@ Symbols: P parameters, N ranks that share the parameters, T tokens a GPU in one 
 I intermediate size, V vocabulary, A and K widths of all query and all key heads, b bytes of the compute dtype.
 """
 
-from collections.abc import Collection
-
 from gtpo_verl.preflight.architecture import ModelShape
 
 GIB = 2**30
@@ -34,7 +32,7 @@ def gathered(shape: ModelShape, dtype_bytes: int) -> int:
 
 
 def reduced_gradient(shape: ModelShape, reduce_bytes: int) -> int:
-    """The largest unit's gradient in the dtype of the reduction, while the layer before it goes backward."""
+    """The gradient of the largest unit, or of the root, in the dtype of the reduction, while a layer goes backward."""
     return reduce_bytes * max(shape.largest_unit, shape.root)
 
 
@@ -89,7 +87,7 @@ def rollout_buffers(shape: ModelShape, batched_tokens: int, sequences: int, tens
     return wide + 3 * 4 * sequences * shape.vocabulary
 
 
-def checkpoint(parameters: int, contents: Collection[str], dtype_bytes: int) -> int:
+def checkpoint(parameters: int, contents: list[str], dtype_bytes: int) -> int:
     """One checkpoint on disk, all ranks together: weights, Adam's moments, and `hf_model` in bf16."""
     size = dtype_bytes * parameters if "model" in contents else 0
     size += _ADAM_MOMENTS * dtype_bytes * parameters if "optimizer" in contents else 0

@@ -18,15 +18,19 @@ COUNTS = (
     "data.max_response_length",
     f"{_ACTOR}.ulysses_sequence_parallel_size",
     f"{_ACTOR}.ppo_mini_batch_size",
-    f"{_ACTOR}.ppo_max_token_len_per_gpu",
     f"{_ROLLOUT}.n",
     f"{_ROLLOUT}.tensor_model_parallel_size",
     f"{_ROLLOUT}.data_parallel_size",
     f"{_ROLLOUT}.pipeline_model_parallel_size",
-    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{_ROLLOUT}.max_num_seqs",  # verl adds to it (`verl/workers/rollout/replica.py`), so that null is none
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
 )
+# A micro-batch's size: by the switch, the key that counts tokens (on) and the one that counts sequences (off).
+UPDATE_BATCH, LOG_PROB_BATCH = f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
+MICRO_BATCHES = {
+    UPDATE_BATCH: (f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+    LOG_PROB_BATCH: (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+}
 # null: the library's own, or the data's length.
 OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
 WHOLE_NUMBERS = {
@@ -49,6 +53,28 @@ def world_size(config: DictConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
+def sharding_ranks(config: DictConfig) -> int:
+    """Ranks that share one copy of the parameters; all of them where `fsdp_size` is negative or more than there are
+    (`verl/workers/engine/fsdp/utils.py`, `create_device_mesh`)."""
+    ranks, size = world_size(config), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    return size if 0 < size < ranks else ranks
+
+
+def micro_batch_key(config: DictConfig, switch: str) -> str:
+    """Which key sizes a micro-batch: `switch` is one of MICRO_BATCHES."""
+    by_tokens, by_sequences = MICRO_BATCHES[switch]
+    return by_tokens if OmegaConf.select(config, switch) else by_sequences
+
+
+def micro_batch_tokens(config: DictConfig, switch: str) -> int:
+    """Most tokens of a micro-batch on one GPU: the budget, or so many longest sequences, spread over their ranks."""
+    key = micro_batch_key(config, switch)
+    size = OmegaConf.select(config, key)
+    if key == MICRO_BATCHES[switch][0]:
+        return size
+    return -(-size * longest_sequence(config) // config.actor_rollout_ref.actor.ulysses_sequence_parallel_size)
+
+
 def longest_sequence(config: DictConfig) -> int:
     """Tokens of the longest prompt with the longest response."""
     return config.data.max_prompt_length + config.data.max_response_length
@@ -57,13 +83,15 @@ def longest_sequence(config: DictConfig) -> int:
 def check_values(config: DictConfig) -> list[Finding]:
     """The sizes that everything here is computed from, where one is no number to compute with; empty for good ones."""
     findings = []
-    for key in (*COUNTS, *OPTIONAL_COUNTS):
+    for key in (*COUNTS, *(micro_batch_key(config, switch) for switch in MICRO_BATCHES), *OPTIONAL_COUNTS):
         value = OmegaConf.select(config, key)
-        if (key in COUNTS or value is not None) and not (_is_whole(value) and value >= 1):
+        if (key not in OPTIONAL_COUNTS or value is not None) and not (_is_whole(value) and value >= 1):
             findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number of at least 1", key=key))
     for key, hint in WHOLE_NUMBERS.items():
         if not _is_whole(value := OmegaConf.select(config, key)):
             findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number ({hint})", key=key))
+    if OmegaConf.select(config, key := f"{_ACTOR}.fsdp_config.fsdp_size") == 0:
+        findings.append(Finding("size", Status.FAIL, "parameters cannot be shared by 0 ranks (-1: all ranks)", key=key))
     for key in OPTIONAL_WHOLE_NUMBERS:
         if (value := OmegaConf.select(config, key)) is not None and not _is_whole(value):
             findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number", key=key))
@@ -143,6 +171,13 @@ def _ranks(config: DictConfig) -> Iterator[Finding]:
             f"{actor.ppo_mini_batch_size} prompts x {rollout.n} responses over {data_parallel} data-parallel ranks",
             f"{_ACTOR}.ppo_mini_batch_size",
         )
+    shards = sharding_ranks(config)
+    yield _demand(
+        "shards",
+        ranks % shards == 0,
+        f"{ranks} ranks in groups of {shards} that share the parameters",
+        f"{_ACTOR}.fsdp_config.fsdp_size",
+    )
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     yield _demand(
         "rollout replicas",
@@ -165,20 +200,9 @@ def _tokens(config: DictConfig, max_position_embeddings: int | None) -> Iterator
             yield _demand("context", False, f"vLLM plans for {context} tokens, the model has {positions}", key)
     # verl: rearrange_micro_batches asserts it (`verl/utils/seqlen_balancing.py:384`).
     ranks = actor.ulysses_sequence_parallel_size
-    for what, key, tokens, dynamic in (
-        (
-            "token budget, update",
-            f"{_ACTOR}.ppo_max_token_len_per_gpu",
-            actor.ppo_max_token_len_per_gpu,
-            actor.use_dynamic_bsz,
-        ),
-        (
-            "token budget, log-prob",
-            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-            rollout.log_prob_max_token_len_per_gpu,
-            rollout.log_prob_use_dynamic_bsz,
-        ),
-    ):
-        if dynamic:
+    for what, switch in (("token budget, update", UPDATE_BATCH), ("token budget, log-prob", LOG_PROB_BATCH)):
+        key = micro_batch_key(config, switch)
+        if key == MICRO_BATCHES[switch][0]:
+            tokens = micro_batch_tokens(config, switch)
             detail = f"{tokens} tokens x {ranks} ranks a sequence, for sequences of {longest}"
             yield _demand(what, tokens * ranks >= longest, detail, key)

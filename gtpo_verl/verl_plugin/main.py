@@ -82,7 +82,7 @@ def check(config: DictConfig) -> RunInfo:
     from verl.utils.device import auto_set_device
 
     from gtpo_verl.verl_plugin.checkpoints import check_resume, resumed_step
-    from gtpo_verl.verl_plugin.checks import check_config
+    from gtpo_verl.verl_plugin.checks import check_config, validates_only
     from gtpo_verl.verl_plugin.refusals import refuse_on_driver
     from gtpo_verl.verl_plugin.trackers import check_trackers
 
@@ -103,7 +103,7 @@ def check(config: DictConfig) -> RunInfo:
         checkpoints=str(checkpoints),
         total_steps=config.trainer.total_training_steps,
         resumed_step=resumed_step(config),
-        validates_only=bool(config.trainer.get("val_only") and config.trainer.get("val_before_train", True)),
+        validates_only=validates_only(config),
     )
     if settings.preflight and not info.finished:
         from gtpo_verl.preflight.command import refuse_unfit
