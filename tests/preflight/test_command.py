@@ -165,6 +165,42 @@ def test_the_sizes_are_those_of_a_configuration_elsewhere(
     assert (plain.intermediate, shape.intermediate) == (64, 96)
 
 
+OVERRIDES = "actor_rollout_ref.model.override_config"
+
+
+def test_the_sizes_are_those_that_override_config_gives(config: DictConfig) -> None:
+    """verl builds the actor by it, and measures the context by it; `model_config` is its form for Megatron."""
+    config.data.max_response_length, config.actor_rollout_ref.rollout.max_model_len = 400, 512
+    config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 1024
+    (red,) = refused(check(config, dry_run=True))
+    assert (red.what, red.key) == ("context", "actor_rollout_ref.rollout.max_model_len")
+    for form in ({"max_position_embeddings": 1024}, {"model_config": {"max_position_embeddings": 1024}}):
+        OmegaConf.update(config, OVERRIDES, {"attn_implementation": "flash_attention_2", **form}, merge=False)
+        config.trainer.device = "cuda"
+        shape, _ = check_model(config, dry_run=True)
+        assert shape is not None
+        assert shape.max_position_embeddings == 1024
+        assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
+
+
+@pytest.mark.parametrize("remedy", ["none", "hf_overrides", "variable"])
+def test_vllm_does_not_read_override_config(config: DictConfig, remedy: str) -> None:
+    config.actor_rollout_ref.rollout.max_model_len = 512
+    OmegaConf.update(config, OVERRIDES, {"max_position_embeddings": 1024}, force_add=True)
+    if remedy == "hf_overrides":
+        key = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides"
+        OmegaConf.update(config, key, {"max_position_embeddings": 1024}, force_add=True)
+    if remedy == "variable":
+        os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+    yellow = [finding.what for finding in check_model(config, dry_run=True)[1] if finding.status is Status.WARN]
+    assert yellow == (["context"] if remedy == "none" else [])
+
+
+def test_an_override_of_nothing_is_red(config: DictConfig) -> None:
+    OmegaConf.update(config, OVERRIDES, {"no_such_part": {"a": 1}}, force_add=True)
+    assert OVERRIDES in {finding.key for finding in refused(check(config, dry_run=True))}
+
+
 def test_a_dry_run_shows_what_it_cannot_know_in_grey(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(DRY, dry_run=True) == 0
     table = capsys.readouterr().out
