@@ -9,19 +9,26 @@ from gtpo_verl.preflight import memory
 from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.findings import Finding, Status
 from gtpo_verl.preflight.memory import GIB
-from gtpo_verl.preflight.sizes import DTYPE_BYTES, world_size
-from gtpo_verl.verl_plugin.checks import checkpoints_to_keep
+from gtpo_verl.preflight.sizes import (
+    LOG_PROB_BATCH,
+    UPDATE_BATCH,
+    VERL_DTYPES,
+    VLLM_DTYPES,
+    gpu_share,
+    micro_batch_key,
+    micro_batch_tokens,
+    sharding_ranks,
+)
+from gtpo_verl.verl_plugin.checks import checkpoints_to_keep, validates_only
 
 # CUDA context, NCCL's buffers and cuBLAS workspaces of one process; a round figure, not derived.
 OVERHEAD = 2 * GIB
-# What vLLM takes at the most where a configuration says null.
-_VLLM_TOKENS, _VLLM_SEQUENCES = 16384, 1024
+# What vLLM takes at the most where `max_num_batched_tokens` is null.
+_VLLM_TOKENS = 16384
 # The formulas leave out the allocator's fragmentation: above this share it may or may not fit.
 _TIGHT = 0.9
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-_UPDATE_TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-_LOG_PROB_TOKENS = f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"
 _CHECKPOINTING = f"{_MODEL}.enable_gradient_checkpointing"
 _PARAM_OFFLOAD = f"{_ACTOR}.fsdp_config.param_offload"
 _OPTIMIZER_OFFLOAD = f"{_ACTOR}.fsdp_config.optimizer_offload"
@@ -54,33 +61,55 @@ class Phase:
 
 
 def training_state(config: DictConfig, shape: ModelShape) -> dict[str, int]:
-    """Bytes of one rank's `weights`, `gradients` and `optimizer`."""
-    fsdp = config.actor_rollout_ref.actor.fsdp_config
-    ranks = fsdp.fsdp_size if fsdp.fsdp_size > 0 else world_size(config)
-    dtype = _bytes(fsdp.model_dtype, 4)
+    """Bytes of one rank's `weights`, `gradients` and `optimizer`, wherever they lie."""
+    ranks, dtype = sharding_ranks(config), _bytes(config.actor_rollout_ref.actor.fsdp_config.model_dtype, 4)
+    trained = _trained(config, shape)
     return {
         "weights": memory.weights(shape.parameters, ranks, dtype),
-        "gradients": memory.gradients(shape.parameters, ranks, dtype),
-        "optimizer": memory.optimizer(shape.parameters, ranks, dtype),
+        "gradients": memory.gradients(trained, ranks, dtype),
+        "optimizer": memory.optimizer(trained, ranks, dtype),
     }
+
+
+def _trained(config: DictConfig, shape: ModelShape) -> int:
+    """Parameters with a gradient; none where LoRA freezes them, whose adapters are left out."""
+    return 0 if config.actor_rollout_ref.model.get("lora_rank") else shape.parameters
+
+
+def _on_gpu(config: DictConfig, shape: ModelShape) -> dict[str, int]:
+    """The training state while it is used; nothing with FSDP2's own offloading, which brings a layer at a time."""
+    state = training_state(config, shape)
+    return dict.fromkeys(state, 0) if _offload_policy(config) else state
+
+
+def _offload_policy(config: DictConfig) -> bool:
+    actor = config.actor_rollout_ref.actor
+    return actor.strategy == "fsdp2" and bool(actor.fsdp_config.get("offload_policy"))
+
+
+def _gathered(config: DictConfig, shape: ModelShape) -> int:
+    compute, _ = _compute_bytes(config)
+    if config.actor_rollout_ref.actor.fsdp_config.get("reshard_after_forward", True):
+        return memory.gathered(shape, compute)
+    return memory.weights(shape.parameters, 1, compute)
 
 
 def log_prob_phase(config: DictConfig, shape: ModelShape) -> Phase:
     """The pass over all responses that gives old log-probabilities and entropies."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    state, (compute, _) = training_state(config, shape), _compute_bytes(config)
-    tokens = rollout.log_prob_max_token_len_per_gpu
+    actor = config.actor_rollout_ref.actor
+    state, (compute, _) = _on_gpu(config, shape), _compute_bytes(config)
+    tokens, key = micro_batch_tokens(config, LOG_PROB_BATCH), micro_batch_key(config, LOG_PROB_BATCH)
     parts = {
         "weights": state["weights"],
         "optimizer": 0 if actor.fsdp_config.optimizer_offload else state["optimizer"],
-        "gathered layers": memory.gathered(shape, compute),
+        "gathered layers": _gathered(config, shape),
         # No layer is at work any more when the logits are there.
         **_larger(
             {"one layer": memory.layer_activations(shape, tokens, compute)},
             {"logits": memory.logits(shape, tokens, compute, config.gtpo_verl.fused_entropy)},
         ),
     }
-    keys = {"one layer": _LOG_PROB_TOKENS, "logits": _LOG_PROB_TOKENS, "weights": "trainer.nnodes"}
+    keys = {"one layer": key, "logits": key, "weights": "trainer.nnodes"}
     return Phase("log-prob", parts, {**keys, "optimizer": _OPTIMIZER_OFFLOAD})
 
 
@@ -91,25 +120,26 @@ def update_phase(config: DictConfig, shape: ModelShape) -> Phase:
     # With an entropy in the loss, verl's own path over the logits runs beside ours.
     fused = config.gtpo_verl.fused_entropy and not actor.entropy_coeff
     compute, reduce = _compute_bytes(config)
-    tokens = actor.ppo_max_token_len_per_gpu
+    tokens, key = micro_batch_tokens(config, UPDATE_BATCH), micro_batch_key(config, UPDATE_BATCH)
+    frozen = not _trained(config, shape)
     at_the_head = {
         "activations": memory.saved_activations(shape, tokens, compute, checkpointing),
         "logits": memory.logits(shape, tokens, compute, fused),
-        "head gradient": memory.head_gradient(shape, compute),
+        "head gradient": 0 if frozen else memory.head_gradient(shape, compute),
     }
     in_a_layer = {
         "activations": memory.activations(shape, tokens, compute, checkpointing),
         "backward": memory.backward_buffers(shape, tokens, compute),
-        "reduced gradient": memory.reduced_gradient(shape, reduce),
+        "reduced gradient": 0 if frozen else memory.reduced_gradient(shape, reduce),
     }
     parts = {
-        **training_state(config, shape),
-        "gathered layers": memory.gathered(shape, compute),
+        **_on_gpu(config, shape),
+        "gathered layers": _gathered(config, shape),
         **_larger(at_the_head, in_a_layer),
     }
     keys = {
-        "activations": _UPDATE_TOKENS if checkpointing else _CHECKPOINTING,
-        "logits": _UPDATE_TOKENS,
+        "activations": key if checkpointing else _CHECKPOINTING,
+        "logits": key,
         "weights": "trainer.nnodes",
         "optimizer": "trainer.nnodes",
     }
@@ -123,7 +153,7 @@ def rollout_phase(config: DictConfig, shape: ModelShape, vllm: int) -> Phase:
         vllm: bytes that vLLM takes, all of its share from its start.
     """
     fsdp, rollout = config.actor_rollout_ref.actor.fsdp_config, config.actor_rollout_ref.rollout
-    state = training_state(config, shape)
+    state = _on_gpu(config, shape)
     parts = {
         "vLLM": vllm,
         "weights": 0 if fsdp.param_offload else state["weights"],
@@ -137,7 +167,7 @@ def rollout_phase(config: DictConfig, shape: ModelShape, vllm: int) -> Phase:
 def phases(config: DictConfig, shape: ModelShape, gpu_bytes: int) -> list[Phase]:
     """Rollout, log-prob and update on a GPU of this size, which vLLM keeps its share of unless told not to."""
     rollout = config.actor_rollout_ref.rollout
-    vllm = int(rollout.gpu_memory_utilization * gpu_bytes)
+    vllm = int(gpu_share(config) * gpu_bytes)
     training = [log_prob_phase(config, shape), update_phase(config, shape)]
     if not rollout.free_cache_engine:
         training = [
@@ -186,7 +216,7 @@ def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None,
     rollout = config.actor_rollout_ref.rollout
     tensor_parallel, dtype = rollout.tensor_model_parallel_size, _bytes(rollout.dtype, 2)
     weights = memory.weights(shape.parameters, tensor_parallel, dtype)
-    batched, sequences = rollout.max_num_batched_tokens or _VLLM_TOKENS, rollout.max_num_seqs or _VLLM_SEQUENCES
+    batched, sequences = rollout.max_num_batched_tokens or _VLLM_TOKENS, rollout.max_num_seqs
     buffers = memory.rollout_buffers(shape, batched, sequences, tensor_parallel, dtype)
     token = memory.kv_cache_token(shape, tensor_parallel, dtype)
     longest = rollout.max_model_len or shape.max_position_embeddings
@@ -196,7 +226,7 @@ def check_kv_cache(config: DictConfig, shape: ModelShape, gpu_bytes: int | None,
             f"{longest * token / GIB:.2f} for each sequence of {longest} tokens"
         )
         return Finding("KV cache", Status.UNKNOWN, detail, where)
-    free = int(rollout.gpu_memory_utilization * gpu_bytes) - weights - buffers
+    free = int(gpu_share(config) * gpu_bytes) - weights - buffers
     tokens = max(free, 0) // token
     detail = f"{tokens} tokens fit beside vLLM's weights; the longest sequence has {longest}"
     if tokens < longest:
@@ -214,18 +244,19 @@ def host_memory(config: DictConfig, shape: ModelShape) -> dict[str, int]:
     they are (`verl/utils/fsdp_utils.py`, `get_init_weight_context_manager`).
     """
     fsdp, gpus = config.actor_rollout_ref.actor.fsdp_config, config.trainer.n_gpus_per_node
-    state = training_state(config, shape)
+    state, everything = training_state(config, shape), _offload_policy(config)
     return {
         "loading": _bytes(fsdp.model_dtype, 4) * shape.parameters * (gpus if shape.tied else 1),
-        "offloaded weights": gpus * state["weights"] if fsdp.param_offload else 0,
-        "offloaded optimizer": gpus * state["optimizer"] if fsdp.optimizer_offload else 0,
+        "offloaded weights": gpus * state["weights"] if everything or fsdp.param_offload else 0,
+        "offloaded gradients": gpus * state["gradients"] if everything else 0,
+        "offloaded optimizer": gpus * state["optimizer"] if everything or fsdp.optimizer_offload else 0,
     }
 
 
 def check_host_memory(config: DictConfig, shape: ModelShape, total: int | None, where: str) -> Finding:
     """The larger of loading (at the start) and offloaded state (later) against a node's memory."""
     parts = host_memory(config, shape)
-    needed = max(parts["loading"], parts["offloaded weights"] + parts["offloaded optimizer"])
+    needed = max(parts["loading"], sum(parts.values()) - parts["loading"])
     listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
     if total is None:
         return Finding("node memory", Status.UNKNOWN, f"needs {needed / GIB:.1f} GiB a node: {listed}", where)
@@ -249,8 +280,12 @@ def checkpoint_bytes(
     """
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     dtype = _bytes(actor.fsdp_config.model_dtype, 4)
-    size = memory.checkpoint(shape.parameters, list(actor.checkpoint.save_contents), dtype)
-    if trainer.save_freq <= 0:
+    contents = actor.checkpoint.save_contents or ["model", "optimizer", "extra"]  # null: verl's default
+    contents = [contents] if isinstance(contents, str) else list(contents)
+    if not _trained(config, shape):  # the adapters' moments are left out
+        contents = [content for content in contents if content != "optimizer"]
+    size = memory.checkpoint(shape.parameters, contents, dtype)
+    if trainer.save_freq <= 0 or validates_only(config):
         return size, 0
     saved = None
     if trainer.total_training_steps is not None:
@@ -268,7 +303,7 @@ def check_checkpoint_space(
     what, key = "checkpoint space", "trainer.max_actor_ckpt_to_keep"
     size, count = checkpoint_bytes(config, shape, resumed, present)
     if count == 0:
-        return Finding(what, Status.OK, "no checkpoints (trainer.save_freq)", where)
+        return Finding(what, Status.OK, "no checkpoints (trainer.save_freq, trainer.val_only)", where)
     needed = size * (count or 1)
     kept = f"{count} checkpoint(s)" if count else "the first of a number not known of checkpoints"
     beside = f" beside the {present} there" if present else ""
@@ -293,7 +328,8 @@ def _judge(needed: int, there: int) -> Status:
 
 
 def _bytes(dtype: str | int | None, default: int) -> int:
-    return DTYPE_BYTES.get(str(dtype), default)  # `check_values` has refused others than null and auto
+    # `check_values` has refused what the library of the key does not know, but for null and auto.
+    return {**VERL_DTYPES, **VLLM_DTYPES}.get(str(dtype), default)
 
 
 def _compute_bytes(config: DictConfig) -> tuple[int, int]:

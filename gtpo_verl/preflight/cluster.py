@@ -177,9 +177,8 @@ def survey(request: Request) -> Survey:
 def _nodes() -> list[RayNode]:
     """Of the cluster that this process has joined, dead ones too, by name."""
     import ray
-    from ray._private.state import available_resources_per_node  # only the sum over all nodes is public
 
-    listed, available = ray.nodes(), available_resources_per_node()
+    listed, available = ray.nodes(), _available()
     addresses = [node["NodeManagerAddress"] for node in listed]
     nodes = []
     for node in listed:
@@ -188,6 +187,18 @@ def _nodes() -> list[RayNode]:
         gpus, free = (int(resources.get("GPU", 0)) for resources in (node["Resources"], available.get(id, {})))
         nodes.append(RayNode(id, name, address, gpus, free, node["Alive"]))
     return sorted(nodes, key=lambda node: node.name)
+
+
+def _available() -> dict[str, dict[str, float]]:
+    """By node id, the resources that no job holds; a node without one of them, and a dead node, has no entry for it."""
+    import ray
+    import ray.util.client
+    from ray._private.state import available_resources_per_node  # only the sum over all nodes is public
+
+    if ray.util.client.ray.is_connected():  # `ray://`: the cluster's state is known to processes inside it alone
+        inside: Any = ray.remote(num_cpus=0)(available_resources_per_node)
+        return ray.get(inside.remote(), timeout=_ANSWER_TIMEOUT)
+    return available_resources_per_node()
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """What the driver can say without a cluster: configuration, model, tokenizer, data."""
 
 import io
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_of
 from gtpo_verl.preflight.findings import Finding, Status, from_refusal
@@ -16,7 +17,9 @@ from gtpo_verl.verl_plugin import refusals
 from gtpo_verl.verl_plugin.checkpoints import check_resume
 from gtpo_verl.verl_plugin.trackers import check_trackers
 
-_MODEL = "actor_rollout_ref.model.path"
+_MODEL, _ROLLOUT = "actor_rollout_ref.model.path", "actor_rollout_ref.rollout"
+_OVERRIDES = "actor_rollout_ref.model.override_config"
+_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def paths_of(files: str | Sequence[str] | None) -> list[Path]:
@@ -71,13 +74,48 @@ def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, l
         )
     except Exception as error:  # transformers raises whatever a damaged file leads to
         return None, [Finding("model", Status.FAIL, f"{model.path}: {error}", key=_MODEL)]
+    own_positions = _positions(described)
+    try:
+        _override(described, model.override_config)
+    except (AttributeError, ValueError, TypeError) as error:
+        return None, [Finding("model", Status.FAIL, f"override_config: {error}", key=_OVERRIDES)]
     has_template = (model.custom_chat_template or tokenizer.chat_template) is not None
     fit = check_tokenizer(tokenizer, described.get_text_config().vocab_size, has_template)
     try:
         shape = shape_of(described)
     except ValueError as error:
         return None, [Finding("model", Status.UNKNOWN, str(error)), fit]
-    return shape, [Finding("model", Status.OK, f"{shape.parameters:,} parameters"), fit]
+    findings = [Finding("model", Status.OK, f"{shape.parameters:,} parameters"), fit]
+    return shape, [*findings, *_check_positions(config, own_positions, _positions(described))]
+
+
+def _override(described: Any, overrides: DictConfig | None) -> None:
+    """Changes the configuration that the actor is built by as verl does (`verl/workers/config/model.py`)."""
+    from verl.utils.model import update_model_config
+
+    given: Any = OmegaConf.to_container(overrides) if overrides else {}
+    given = given.get("model_config", given)
+    # No size depends on it, and transformers may not have the one of the nodes.
+    update_model_config(described, {key: value for key, value in given.items() if key != "attn_implementation"})
+
+
+def _positions(described: Any) -> int | None:
+    return getattr(described.get_text_config(), "max_position_embeddings", None)
+
+
+def _check_positions(config: DictConfig, own: int | None, overridden: int | None) -> Iterator[Finding]:
+    """vLLM reads the model's own configuration, and refuses to plan for more tokens than it finds there."""
+    rollout = config.actor_rollout_ref.rollout
+    planned = rollout.max_model_len or overridden
+    if own == overridden or not isinstance(planned, int) or own is None or planned <= own:
+        return
+    if OmegaConf.select(rollout, "engine_kwargs.vllm.hf_overrides") or os.environ.get(_LONG) in ("1", "true"):
+        return
+    detail = (
+        f"vLLM plans for {planned} tokens and reads no override_config: the model's own says {own}. It needs "
+        f"{_ROLLOUT}.engine_kwargs.vllm.hf_overrides, or {_LONG}=1 in gtpo_verl.env"
+    )
+    yield Finding("context", Status.WARN, detail, key=f"{_ROLLOUT}.engine_kwargs.vllm.hf_overrides")
 
 
 def _published(config: DictConfig, missing: Finding) -> tuple[ModelShape | None, list[Finding]]:

@@ -32,7 +32,7 @@ def gathered(shape: ModelShape, dtype_bytes: int) -> int:
 
 
 def reduced_gradient(shape: ModelShape, reduce_bytes: int) -> int:
-    """The largest unit's gradient in the dtype of the reduction, while the layer before it goes backward."""
+    """The gradient of the largest unit, or of the root, in the dtype of the reduction, while a layer goes backward."""
     return reduce_bytes * max(shape.largest_unit, shape.root)
 
 

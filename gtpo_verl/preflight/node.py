@@ -1,7 +1,6 @@
 """What one machine says about itself. Runs on every node; imports nothing heavy before it is asked to."""
 
 import hashlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -79,6 +78,7 @@ class NodeFacts:
 def collect(request: Request) -> NodeFacts:
     """Looks at this machine; what it finds is an answer, never an error."""
     from gtpo_verl.preflight.model_files import model_problems
+    from gtpo_verl.verl_plugin.trackers import is_installed
 
     folder = existing_folder(Path(request.checkpoints))
     return NodeFacts(
@@ -86,7 +86,7 @@ def collect(request: Request) -> NodeFacts:
         registration=registration(),
         model=model_problems(Path(request.model).expanduser()) if request.model else [],
         missing_data=[path for path in request.data if not Path(path).is_file()],
-        missing_modules=[name for name in request.modules if importlib.util.find_spec(name) is None],
+        missing_modules=[name for name in request.modules if not is_installed(name)],
         run_folder=folder_problem(folder, request.marker),
         disk_free=shutil.disk_usage(folder).free,
         gpus=gpu_memory(),

@@ -18,33 +18,61 @@ COUNTS = (
     "data.max_response_length",
     f"{_ACTOR}.ulysses_sequence_parallel_size",
     f"{_ACTOR}.ppo_mini_batch_size",
-    f"{_ACTOR}.ppo_max_token_len_per_gpu",
     f"{_ROLLOUT}.n",
     f"{_ROLLOUT}.tensor_model_parallel_size",
     f"{_ROLLOUT}.data_parallel_size",
     f"{_ROLLOUT}.pipeline_model_parallel_size",
-    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{_ROLLOUT}.max_num_seqs",  # verl adds to it (`verl/workers/rollout/replica.py`), so that null is none
+    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes",
 )
-# null: the library's own.
-OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_seqs", f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
+# A micro-batch's size: by the switch, the key that counts tokens (on) and the one that counts sequences (off).
+UPDATE_BATCH, LOG_PROB_BATCH = f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
+MICRO_BATCHES = {
+    UPDATE_BATCH: (f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+    LOG_PROB_BATCH: (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+}
+# null: the library's own, or the data's length.
+OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
 WHOLE_NUMBERS = {
     "trainer.save_freq": "-1: never",
     "trainer.test_freq": "-1: never",
     f"{_ACTOR}.fsdp_config.fsdp_size": "-1: all ranks",
 }
-# As verl spells them (`verl/utils/torch_dtypes.py`), and vLLM.
-DTYPE_BYTES = {"fp32": 4, "float32": 4, "32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2, "half": 2}
-DTYPES = (
-    f"{_ACTOR}.fsdp_config.model_dtype",
-    f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype",
-    f"{_ACTOR}.fsdp_config.mixed_precision.reduce_dtype",
-    f"{_ROLLOUT}.dtype",
-)
+OPTIONAL_WHOLE_NUMBERS = ("trainer.total_training_steps",)
+# Each library has its own spellings: `verl/utils/torch_dtypes.py`, and `ModelDType` in `vllm/config/model.py`.
+VERL_DTYPES = {"fp32": 4, "float32": 4, "32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2}
+VLLM_DTYPES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+MODEL_DTYPE, ROLLOUT_DTYPE = f"{_ACTOR}.fsdp_config.model_dtype", f"{_ROLLOUT}.dtype"
+MIXED_PRECISION = f"{_ACTOR}.fsdp_config.mixed_precision"
+MIXED_DTYPES = tuple(f"{MIXED_PRECISION}.{name}" for name in ("param_dtype", "reduce_dtype", "buffer_dtype"))
+GPU_SHARE = f"{_ROLLOUT}.gpu_memory_utilization"
 
 
 def world_size(config: DictConfig) -> int:
     """Ranks of the job: `trainer.nnodes` x `trainer.n_gpus_per_node`."""
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def sharding_ranks(config: DictConfig) -> int:
+    """Ranks that share one copy of the parameters; all of them where `fsdp_size` is negative or more than there are
+    (`verl/workers/engine/fsdp/utils.py`, `create_device_mesh`)."""
+    ranks, size = world_size(config), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    return size if 0 < size < ranks else ranks
+
+
+def micro_batch_key(config: DictConfig, switch: str) -> str:
+    """Which key sizes a micro-batch: `switch` is one of MICRO_BATCHES."""
+    by_tokens, by_sequences = MICRO_BATCHES[switch]
+    return by_tokens if OmegaConf.select(config, switch) else by_sequences
+
+
+def micro_batch_tokens(config: DictConfig, switch: str) -> int:
+    """Most tokens of a micro-batch on one GPU: the budget, or so many longest sequences, spread over their ranks."""
+    key = micro_batch_key(config, switch)
+    size = OmegaConf.select(config, key)
+    if key == MICRO_BATCHES[switch][0]:
+        return size
+    return -(-size * longest_sequence(config) // config.actor_rollout_ref.actor.ulysses_sequence_parallel_size)
 
 
 def longest_sequence(config: DictConfig) -> int:
@@ -55,22 +83,56 @@ def longest_sequence(config: DictConfig) -> int:
 def check_values(config: DictConfig) -> list[Finding]:
     """The sizes that everything here is computed from, where one is no number to compute with; empty for good ones."""
     findings = []
-    for key in (*COUNTS, *OPTIONAL_COUNTS):
+    for key in (*COUNTS, *(micro_batch_key(config, switch) for switch in MICRO_BATCHES), *OPTIONAL_COUNTS):
         value = OmegaConf.select(config, key)
-        if (key in COUNTS or value is not None) and not (_is_whole(value) and value >= 1):
-            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number of at least 1", key=key))
+        if (key not in OPTIONAL_COUNTS or value is not None) and not (_is_whole(value) and value >= 1):
+            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number of at least 1", key=key))
     for key, hint in WHOLE_NUMBERS.items():
         if not _is_whole(value := OmegaConf.select(config, key)):
-            findings.append(Finding("size", Status.FAIL, f"{value} is no whole number ({hint})", key=key))
-    share = OmegaConf.select(config, key := f"{_ROLLOUT}.gpu_memory_utilization")
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        findings.append(Finding("size", Status.FAIL, f"{share} is no number above 0 and up to 1", key=key))
-    for key in DTYPES:
+            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number ({hint})", key=key))
+    if OmegaConf.select(config, key := f"{_ACTOR}.fsdp_config.fsdp_size") == 0:
+        findings.append(Finding("size", Status.FAIL, "parameters cannot be shared by 0 ranks (-1: all ranks)", key=key))
+    for key in OPTIONAL_WHOLE_NUMBERS:
+        if (value := OmegaConf.select(config, key)) is not None and not _is_whole(value):
+            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number", key=key))
+    try:
+        fits = 0 < gpu_share(config) <= 1
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        share = OmegaConf.select(config, GPU_SHARE)
+        findings.append(Finding("size", Status.FAIL, f"{share!r} is no number above 0 and up to 1", key=GPU_SHARE))
+    return [*findings, *_check_dtypes(config)]
+
+
+def gpu_share(config: DictConfig) -> float:
+    """vLLM's share of a GPU. A text, as `${oc.env:...}` gives it, is as good as a number: vLLM parses one.
+
+    Raises:
+        TypeError, ValueError: it is no number.
+    """
+    share = OmegaConf.select(config, GPU_SHARE)
+    if isinstance(share, bool):
+        raise TypeError(f"{share} is no number")
+    return float(share)
+
+
+def _check_dtypes(config: DictConfig) -> Iterator[Finding]:
+    def judge(key: str, known: dict[str, int], *others: str | None) -> Iterator[Finding]:
         value = OmegaConf.select(config, key)
-        if value not in (None, "auto") and str(value) not in DTYPE_BYTES:
-            known = ", ".join(DTYPE_BYTES)
-            findings.append(Finding("dtype", Status.FAIL, f"{value} is none of {known}", key=key))
-    return findings
+        if value not in others and str(value) not in known:
+            yield Finding("dtype", Status.FAIL, f"{value!r} is none of {', '.join(known)}", key=key)
+
+    yield from judge(MODEL_DTYPE, VERL_DTYPES, None)
+    yield from judge(ROLLOUT_DTYPE, VLLM_DTYPES, None, "auto")
+    mixed = OmegaConf.select(config, MIXED_PRECISION)
+    if mixed is not None and not isinstance(mixed, DictConfig):
+        detail = f"{mixed!r} is no group of param_dtype, reduce_dtype and buffer_dtype"
+        yield Finding("dtype", Status.FAIL, detail, key=MIXED_PRECISION)
+        return
+    for key in MIXED_DTYPES:
+        if mixed is not None and key.rpartition(".")[2] in mixed:  # verl has a default for an absent key, none for null
+            yield from judge(key, VERL_DTYPES)
 
 
 def _is_whole(value: object) -> bool:
@@ -109,6 +171,13 @@ def _ranks(config: DictConfig) -> Iterator[Finding]:
             f"{actor.ppo_mini_batch_size} prompts x {rollout.n} responses over {data_parallel} data-parallel ranks",
             f"{_ACTOR}.ppo_mini_batch_size",
         )
+    shards = sharding_ranks(config)
+    yield _demand(
+        "shards",
+        ranks % shards == 0,
+        f"{ranks} ranks in groups of {shards} that share the parameters",
+        f"{_ACTOR}.fsdp_config.fsdp_size",
+    )
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     yield _demand(
         "rollout replicas",
@@ -131,20 +200,9 @@ def _tokens(config: DictConfig, max_position_embeddings: int | None) -> Iterator
             yield _demand("context", False, f"vLLM plans for {context} tokens, the model has {positions}", key)
     # verl: rearrange_micro_batches asserts it (`verl/utils/seqlen_balancing.py:384`).
     ranks = actor.ulysses_sequence_parallel_size
-    for what, key, tokens, dynamic in (
-        (
-            "token budget, update",
-            f"{_ACTOR}.ppo_max_token_len_per_gpu",
-            actor.ppo_max_token_len_per_gpu,
-            actor.use_dynamic_bsz,
-        ),
-        (
-            "token budget, log-prob",
-            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-            rollout.log_prob_max_token_len_per_gpu,
-            rollout.log_prob_use_dynamic_bsz,
-        ),
-    ):
-        if dynamic:
+    for what, switch in (("token budget, update", UPDATE_BATCH), ("token budget, log-prob", LOG_PROB_BATCH)):
+        key = micro_batch_key(config, switch)
+        if key == MICRO_BATCHES[switch][0]:
+            tokens = micro_batch_tokens(config, switch)
             detail = f"{tokens} tokens x {ranks} ranks a sequence, for sequences of {longest}"
             yield _demand(what, tokens * ranks >= longest, detail, key)

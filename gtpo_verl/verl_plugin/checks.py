@@ -96,6 +96,11 @@ def checkpoints_to_keep(config: DictConfig) -> int | None:
     return keep
 
 
+def validates_only(config: DictConfig) -> bool:
+    """Whether the job trains nothing: verl looks at `trainer.val_only` behind `trainer.val_before_train` alone."""
+    return bool(config.trainer.get("val_only") and config.trainer.get("val_before_train", True))
+
+
 def check_single_row_sessions(keys: Sequence[str]) -> None:
     """Refuses agent loops that give several rows a session.
 

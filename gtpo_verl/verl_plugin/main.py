@@ -56,12 +56,15 @@ def prepare(config: DictConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
+    from gtpo_verl.verl_plugin.checks import validates_only
+
     settings = RecipeSettings.from_config(config)
     for name, value in settings.env.items():
         if value is not None:
             os.environ.setdefault(name, value)
     os.environ.update(engine_environment(settings.fused_entropy))
-    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, "metrics.jsonl").absolute()))
+    metrics = "validation.jsonl" if validates_only(config) else "metrics.jsonl"
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, metrics).absolute()))
     cpu.install()
     if settings.task is not None:
         fill_in_task(config, settings.task, settings.cache_dir)
@@ -82,7 +85,7 @@ def check(config: DictConfig) -> RunInfo:
     from verl.utils.device import auto_set_device
 
     from gtpo_verl.verl_plugin.checkpoints import check_resume, resumed_step
-    from gtpo_verl.verl_plugin.checks import check_config
+    from gtpo_verl.verl_plugin.checks import check_config, validates_only
     from gtpo_verl.verl_plugin.refusals import refuse_on_driver
     from gtpo_verl.verl_plugin.trackers import check_trackers
 
@@ -106,7 +109,7 @@ def check(config: DictConfig) -> RunInfo:
         total_steps=config.trainer.total_training_steps,
         resumed_step=step,
         changes=changes(resolved.read_text(), text) if step and resolved.exists() else [],
-        validates_only=bool(config.trainer.get("val_only") and config.trainer.get("val_before_train", True)),
+        validates_only=validates_only(config),
     )
     if settings.preflight and not info.finished:
         from gtpo_verl.preflight.command import refuse_unfit

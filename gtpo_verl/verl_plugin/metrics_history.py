@@ -2,6 +2,7 @@
 `FileLogger`)."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,27 @@ class MetricsHistory:
         self._lines = lines
 
     @classmethod
-    def take(cls, trainer: Any, resumed_step: int) -> "MetricsHistory":
+    def take(cls, trainer: Any, resumed_step: int, trains: bool = True) -> "MetricsHistory":
         """Reads the file that verl's logger is about to open.
 
         Args:
             trainer: the configuration's `trainer` (`logger`, `project_name`, `experiment_name`).
             resumed_step: step of the checkpoint; lines after it will be trained, and logged, again. 0: a new run,
                 which keeps a file it finds under the name `<file>.previous`.
+            trains: false: a validation alone, from whichever checkpoint, adds to the file and takes nothing away.
         """
         path = metrics_path(trainer.project_name, trainer.experiment_name)
         aside = path.with_name(path.name + ".resume")
         if "file" not in trainer.logger:
             return cls(aside, b"")
         source = aside if aside.exists() else path
-        if resumed_step == 0:
+        if trains and resumed_step == 0:
             if source.exists() and source.stat().st_size > 0:
                 os.replace(source, path.with_name(path.name + ".previous"))
             aside.unlink(missing_ok=True)
             return cls(aside, b"")
-        kept = [line for line in _lines(source) if _step(line) <= resumed_step]
+        last = resumed_step if trains else math.inf
+        kept = [line for line in _lines(source) if _step(line) <= last]
         history = cls(aside, b"".join(kept))
         partial = aside.with_name(aside.name + ".part")
         partial.write_bytes(history._lines)
@@ -67,8 +70,8 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _step(line: bytes) -> float:
-    """The step of a line; infinite for the torn last line that a killed run leaves."""
+    """The step of a line; NaN, which is in no range, for the torn last line that a killed run leaves."""
     try:
-        return json.loads(line)["step"] if line.endswith(b"\n") else float("inf")
+        return json.loads(line)["step"] if line.endswith(b"\n") else math.nan
     except ValueError:
-        return float("inf")
+        return math.nan

@@ -46,6 +46,13 @@ def modules_of(loggers: str | Sequence[str] | None) -> list[str]:
     return [PACKAGES[backend][0] for backend in backends(loggers or []) if backend in PACKAGES]
 
 
+def is_installed(module: str) -> bool:
+    """Whether Python finds this top-level package. A folder of that name in the working directory, as wandb and swanlab
+    leave one there, is found as a package without a file, and is none."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
+
+
 def check_trackers(loggers: str | Sequence[str] | None) -> None:
     """Refuses a backend that could not be started on this machine.
 
@@ -64,7 +71,7 @@ def check_trackers(loggers: str | Sequence[str] | None) -> None:
             known = ", ".join((*WITHOUT_PACKAGE, *PACKAGES))
             raise ValueError(f"trainer.logger={backend} is no backend of verl's; there are {known}")
         module, package = PACKAGES[backend]
-        if importlib.util.find_spec(module) is None:
+        if not is_installed(module):
             raise ValueError(
                 f"trainer.logger={backend} needs the package {package}, which is not installed: pip install {package} "
                 "(wherever the trainer may run, on a cluster on every node), or leave it out of trainer.logger"

@@ -159,10 +159,11 @@ class GtpoTrainer(PPOTrainerSync):
     # ---- metrics and checkpoints ----
 
     def fit(self, agent_loop_manager) -> None:
-        if self.global_steps > 0 and not self.config.trainer.get("val_only", False):
+        trains = not checks.validates_only(self.config)
+        if self.global_steps > 0 and trains:
             # The step that the checkpoint ended was validated by the run that wrote it.
             self.config.trainer.val_before_train = False
-        self._history = MetricsHistory.take(self.config.trainer, resumed_step=self.global_steps)
+        self._history = MetricsHistory.take(self.config.trainer, self.global_steps, trains)
         super().fit(agent_loop_manager)
 
     def on_validate_begin(self) -> None:

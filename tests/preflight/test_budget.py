@@ -118,6 +118,48 @@ def test_shards_within_a_node_only(configured, shape: ModelShape) -> None:
     assert budget.training_state(config, shape)["weights"] == 4 * shape.parameters // 8
 
 
+def test_a_fixed_micro_batch_takes_the_place_of_the_token_budget(configured, shape: ModelShape) -> None:
+    fixed = [f"{ACTOR}.use_dynamic_bsz=false", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"]
+    equal = configured(f"{ACTOR}.ppo_max_token_len_per_gpu=5632")  # 2 x 22,528 tokens over 8 ranks
+    by_sequences = budget.update_phase(configured(*fixed), shape)
+    assert by_sequences.parts == budget.update_phase(equal, shape).parts
+    assert by_sequences.key_to_change == f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+
+
+def test_lora_leaves_no_gradient_and_no_moment_of_the_frozen_weights(configured, shape: ModelShape) -> None:
+    full, frozen = configured(), configured("actor_rollout_ref.model.lora_rank=16")
+    assert budget.training_state(frozen, shape) == {
+        **budget.training_state(full, shape),
+        "gradients": 0,
+        "optimizer": 0,
+    }
+    assert budget.host_memory(frozen, shape)["offloaded optimizer"] == 0
+    assert budget.checkpoint_bytes(frozen, shape)[0] == 4 * shape.parameters
+    for config, large in ((frozen, 1), (frozen, 8)):
+        parts = budget.update_phase(config, replace(shape, vocabulary=large * shape.vocabulary)).parts
+        assert not parts.get("head gradient")
+        assert not parts.get("reduced gradient")
+
+
+def test_fsdp2s_own_offloading_keeps_the_state_on_the_node(configured, shape: ModelShape) -> None:
+    config = configured(*(f"{ACTOR}.fsdp_config.{key}" for key in ("offload_policy=true", "param_offload=false")))
+    state = budget.training_state(config, shape)
+    for phase in (budget.log_prob_phase(config, shape), budget.update_phase(config, shape)):
+        assert not any(phase.parts.get(part) for part in state)
+    assert not budget.rollout_phase(config, shape, 0).parts["weights"]
+    node = budget.host_memory(config, shape)
+    assert {part: node[f"offloaded {part}"] for part in state} == {part: 8 * size for part, size in state.items()}
+    few = configured("trainer.nnodes=1", f"{ACTOR}.fsdp_config.offload_policy=true")
+    for size, status in ((16 * shape.parameters - 1, Status.FAIL), (18 * shape.parameters, Status.OK)):
+        assert budget.check_host_memory(few, shape, size, "n").status is status
+
+
+def test_layers_that_stay_gathered(configured, shape: ModelShape) -> None:
+    config = configured(f"{ACTOR}.fsdp_config.reshard_after_forward=false")
+    for phase in (budget.log_prob_phase(config, shape), budget.update_phase(config, shape)):
+        assert phase.parts["gathered layers"] == 2 * shape.parameters
+
+
 def test_verls_own_path_holds_the_logits_thrice(configured, shape: ModelShape) -> None:
     ours, verls = (
         budget.log_prob_phase(
@@ -204,6 +246,8 @@ def test_a_node_must_hold_the_model_while_it_is_loaded(configured, shape: ModelS
         (["trainer.max_actor_ckpt_to_keep=null"], 40),
         (["trainer.max_actor_ckpt_to_keep=null", "trainer.total_training_steps=null"], None),
         (["trainer.save_freq=-1"], 0),
+        (["trainer.val_only=true"], 0),
+        (["trainer.val_only=true", "trainer.val_before_train=false"], 3),  # verl trains
     ],
 )
 def test_checkpoints_at_once(configured, shape: ModelShape, overrides: list[str], count: int | None) -> None:

@@ -1,9 +1,12 @@
 """What Ray says of its nodes: a real Ray of this machine, in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+
+import pytest
 
 PROGRAM = """
 import json, sys, time
@@ -35,3 +38,36 @@ def test_gpus_that_a_job_holds_are_not_free() -> None:
         run = subprocess.run([sys.executable, "-c", PROGRAM, folder], capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == [[3, 3, True], [3, 1, True], [3, 3, True]]
+
+
+CLIENT = """
+import json, socket
+
+from ray.cluster_utils import Cluster
+
+with socket.socket() as free:
+    free.bind(("", 0))
+    port = free.getsockname()[1]
+head = {"num_cpus": 1, "num_gpus": 2, "ray_client_server_port": port, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+try:
+    import ray
+    from gtpo_verl.preflight.cluster import _nodes
+
+    ray.init(f"ray://127.0.0.1:{port}", log_to_driver=False)
+    print(json.dumps([(node.gpus, node.free, node.alive) for node in _nodes()]))
+    ray.shutdown()
+finally:
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_joined_through_its_client_port() -> None:
+    with tempfile.TemporaryDirectory(prefix="gv-", dir="/tmp") as folder:
+        environment = {**os.environ, "RAY_TMPDIR": folder}
+        run = subprocess.run(
+            [sys.executable, "-c", CLIENT], env=environment, capture_output=True, text=True, timeout=200
+        )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1]) == [[2, 2, True]]

@@ -14,7 +14,17 @@ from omegaconf import DictConfig, OmegaConf
 from gtpo_verl.preflight.command import check, preflight, refuse_unfit
 from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.inputs import check_model
-from gtpo_verl.preflight.sizes import COUNTS, DTYPES, OPTIONAL_COUNTS, WHOLE_NUMBERS
+from gtpo_verl.preflight.sizes import (
+    COUNTS,
+    GPU_SHARE,
+    MIXED_DTYPES,
+    MIXED_PRECISION,
+    MODEL_DTYPE,
+    OPTIONAL_COUNTS,
+    OPTIONAL_WHOLE_NUMBERS,
+    ROLLOUT_DTYPE,
+    WHOLE_NUMBERS,
+)
 
 MODEL, TRAIN, VALIDATION = "actor_rollout_ref.model.path", "data.train_files", "data.val_files"
 
@@ -155,6 +165,42 @@ def test_the_sizes_are_those_of_a_configuration_elsewhere(
     assert (plain.intermediate, shape.intermediate) == (64, 96)
 
 
+OVERRIDES = "actor_rollout_ref.model.override_config"
+
+
+def test_the_sizes_are_those_that_override_config_gives(config: DictConfig) -> None:
+    """verl builds the actor by it, and measures the context by it; `model_config` is its form for Megatron."""
+    config.data.max_response_length, config.actor_rollout_ref.rollout.max_model_len = 400, 512
+    config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu = 1024
+    (red,) = refused(check(config, dry_run=True))
+    assert (red.what, red.key) == ("context", "actor_rollout_ref.rollout.max_model_len")
+    for form in ({"max_position_embeddings": 1024}, {"model_config": {"max_position_embeddings": 1024}}):
+        OmegaConf.update(config, OVERRIDES, {"attn_implementation": "flash_attention_2", **form}, merge=False)
+        config.trainer.device = "cuda"
+        shape, _ = check_model(config, dry_run=True)
+        assert shape is not None
+        assert shape.max_position_embeddings == 1024
+        assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
+
+
+@pytest.mark.parametrize("remedy", ["none", "hf_overrides", "variable"])
+def test_vllm_does_not_read_override_config(config: DictConfig, remedy: str) -> None:
+    config.actor_rollout_ref.rollout.max_model_len = 512
+    OmegaConf.update(config, OVERRIDES, {"max_position_embeddings": 1024}, force_add=True)
+    if remedy == "hf_overrides":
+        key = "actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides"
+        OmegaConf.update(config, key, {"max_position_embeddings": 1024}, force_add=True)
+    if remedy == "variable":
+        os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+    yellow = [finding.what for finding in check_model(config, dry_run=True)[1] if finding.status is Status.WARN]
+    assert yellow == (["context"] if remedy == "none" else [])
+
+
+def test_an_override_of_nothing_is_red(config: DictConfig) -> None:
+    OmegaConf.update(config, OVERRIDES, {"no_such_part": {"a": 1}}, force_add=True)
+    assert OVERRIDES in {finding.key for finding in refused(check(config, dry_run=True))}
+
+
 def test_a_dry_run_shows_what_it_cannot_know_in_grey(capsys: pytest.CaptureFixture[str]) -> None:
     assert preflight(DRY, dry_run=True) == 0
     table = capsys.readouterr().out
@@ -205,13 +251,17 @@ def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfi
     assert "for 2 checkpoint(s) of" in space.detail
 
 
-SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 NO_NUMBERS = [
-    *((key, value) for key in COUNTS for value in (None, "two", 0, 1.5)),
+    *((key, value) for key in COUNTS for value in (None, "two", "2", 0, 1.5)),
     *((key, value) for key in OPTIONAL_COUNTS for value in ("two", 0, 1.5)),
     *((key, value) for key in WHOLE_NUMBERS for value in (None, "two", 1.5)),
-    *((SHARE, value) for value in (None, "half", 0, 1.1)),
-    *((key, value) for key in DTYPES for value in ("fp12", 64)),
+    *((key, value) for key in OPTIONAL_WHOLE_NUMBERS for value in ("two", 1.5, True)),
+    *((GPU_SHARE, value) for value in (None, "half", "1.1", True, 0, 1.1, float("nan"))),
+    # Spellings of the other library among them.
+    *((MODEL_DTYPE, value) for value in ("fp12", 64, "half", "auto")),
+    *((ROLLOUT_DTYPE, value) for value in ("fp12", 64, "bf16", "fp32", 16)),
+    *((key, value) for key in MIXED_DTYPES for value in (None, "fp12", "half", "auto")),
+    *((MIXED_PRECISION, value) for value in (True, "bf16")),
 ]
 
 
@@ -221,8 +271,36 @@ def test_a_size_that_is_no_number_is_red_by_its_key(config: DictConfig, key: str
     assert key in {finding.key for finding in refused(check(config, dry_run=True))}
 
 
-@pytest.mark.parametrize("key", [*OPTIONAL_COUNTS, *DTYPES])
+def test_a_number_that_is_a_text_is_shown_as_one(config: DictConfig) -> None:
+    config.trainer.nnodes = "2"  # as `trainer.nnodes=${oc.env:NODES}` gives it
+    (red,) = [finding for finding in refused(check(config, dry_run=True)) if finding.key == "trainer.nnodes"]
+    assert red.detail.startswith("'2' is no whole number")
+
+
+GOOD = [
+    (GPU_SHARE, "0.5"),
+    *((key, value) for key in OPTIONAL_WHOLE_NUMBERS for value in (0, 5)),
+    *((MODEL_DTYPE, value) for value in ("bf16", "16", 32)),
+    *((ROLLOUT_DTYPE, value) for value in ("auto", "float", "half")),
+    *((key, value) for key in MIXED_DTYPES for value in ("bf16", 16)),
+    ("actor_rollout_ref.actor.checkpoint.save_contents", None),
+    ("actor_rollout_ref.actor.checkpoint.save_contents", "model"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), GOOD)
+def test_a_value_that_verl_and_vllm_take_is_not_red(config: DictConfig, key: str, value: object) -> None:
+    config.trainer.device = "cuda"  # whose memory is estimated, by all of them
+    OmegaConf.update(config, key, value, force_add=True)
+    assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
+
+
+OPTIONAL = [*OPTIONAL_COUNTS, *OPTIONAL_WHOLE_NUMBERS, MODEL_DTYPE, ROLLOUT_DTYPE, MIXED_PRECISION]
+
+
+@pytest.mark.parametrize("key", OPTIONAL)
 def test_a_size_that_may_be_left_to_a_library(config: DictConfig, key: str) -> None:
+    config.trainer.device = "cuda"
     OmegaConf.update(config, key, None, force_add=True)
     assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
 

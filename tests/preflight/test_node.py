@@ -4,6 +4,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from gtpo_verl.preflight.node import (
     Request,
     code_digest,
@@ -14,24 +16,27 @@ from gtpo_verl.preflight.node import (
 )
 
 
-def test_everything_about_this_machine(tmp_path: Path) -> None:
+def test_everything_about_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_such_tracker").mkdir()  # as a tracker leaves a folder of its name where it runs
+    monkeypatch.syspath_prepend(tmp_path)
     data = tmp_path / "train.parquet"
     data.touch()
     gone = str(tmp_path / "val.parquet")
     checkpoints = str(tmp_path / "runs/a/checkpoints")
-    facts = collect(Request(str(tmp_path / "model"), [str(data), gone], checkpoints, ["torch", "no_such_module"]))
+    modules = ["torch", "no_such_module", "no_such_tracker"]
+    facts = collect(Request(str(tmp_path / "model"), [str(data), gone], checkpoints, modules))
     assert facts.versions == versions()
     assert facts.registration is None
     assert list(facts.model) == [f"{tmp_path / 'model'}: no such folder"]
     assert list(facts.missing_data) == [gone]
-    assert list(facts.missing_modules) == ["no_such_module"]
+    assert list(facts.missing_modules) == ["no_such_module", "no_such_tracker"]
     assert facts.run_folder is None
     assert facts.disk_free is not None
     assert facts.disk_free > 0
     assert facts.memory is not None
     assert facts.memory > 0
     assert "lo" in facts.interfaces
-    assert [path.name for path in tmp_path.iterdir()] == ["train.parquet"]  # nothing was made
+    assert {path.name for path in tmp_path.iterdir()} == {"train.parquet", "no_such_tracker"}  # nothing was made
 
 
 def test_a_model_on_the_hub_is_not_looked_for(tmp_path: Path) -> None:

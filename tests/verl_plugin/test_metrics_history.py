@@ -19,9 +19,9 @@ def metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def start(resumed_step: int) -> FileLogger:
+def start(resumed_step: int, trains: bool = True) -> FileLogger:
     """What the trainer does: put the history aside, let verl open its logger, write the history back."""
-    history = MetricsHistory.take(TRAINER, resumed_step)
+    history = MetricsHistory.take(TRAINER, resumed_step, trains)
     logger = FileLogger("p", "e")
     history.restore(logger)
     return logger
@@ -72,6 +72,17 @@ def test_a_new_run_keeps_the_previous_ones_file(metrics: Path) -> None:
     train(start(0), range(1, 3))
     assert steps(metrics) == [1, 2]
     assert steps(metrics.with_name("metrics.jsonl.previous")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("checkpoint", [0, 2, 4, 5])
+def test_a_validation_of_any_checkpoint_takes_nothing_away(metrics: Path, checkpoint: int) -> None:
+    """`trainer.val_only`, also of an earlier checkpoint (`resume_mode=resume_path`) and of none (`disable`)."""
+    train(start(0), range(1, 6))
+    with metrics.open("ab") as file:
+        file.write(b'{"step": 6, "da')
+    start(checkpoint, trains=False).log({"val": 1.0}, checkpoint)
+    assert steps(metrics) == [1, 2, 3, 4, 5, checkpoint]
+    assert [path.name for path in metrics.parent.iterdir()] == ["metrics.jsonl"]
 
 
 def test_without_a_file_logger_nothing_is_touched(metrics: Path) -> None:

@@ -152,7 +152,14 @@ def test_covers_all_that_verl_knows() -> None:
 
 
 @pytest.mark.parametrize("backend", ["clearml", "trackio", "vemlp_wandb", "rl_insight"])
-def test_a_missing_package_is_named(backend: str) -> None:
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_missing_package_is_named(
+    backend: str, folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a folder of that name lies in the working directory, as trackers leave one."""
+    if folder:
+        (tmp_path / PACKAGES[backend][0]).mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=f"trainer.logger={backend} needs the package {PACKAGES[backend][1]}"):
         check_trackers(["console", backend])
 
