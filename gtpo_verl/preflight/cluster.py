@@ -85,16 +85,18 @@ class Probe:
 def connection(config: DictConfig) -> Iterator[bool]:
     """Joins the Ray cluster that the job would join; false where there is none and the job starts a Ray of its own.
 
-    Which one: `ray_kwargs.ray_init.address`, else RAY_ADDRESS, else what runs on this machine, as `ray.init` has it.
+    Which one, as `ray.init` has it: `ray_kwargs.ray_init.address`, else RAY_ADDRESS, else the one that `ray start` last
+    started on this machine. A Ray that another job has for itself is none.
 
     Raises:
         ConnectionError: the cluster that is named does not answer.
     """
     import ray
+    from ray._private.services import find_bootstrap_address
 
-    named = config.ray_kwargs.ray_init.get("address")
-    address = named or os.environ.get("RAY_ADDRESS") or "auto"
-    if address == "local":
+    init = config.ray_kwargs.ray_init
+    address = init.get("address") or os.environ.get("RAY_ADDRESS") or find_bootstrap_address(init.get("_temp_dir"))
+    if address is None or address == "local":
         yield False
         return
     if address.startswith("http"):
@@ -112,9 +114,6 @@ def connection(config: DictConfig) -> Iterator[bool]:
     try:
         ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        if not named and address == "auto":
-            yield False
-            return
         raise ConnectionError(f"{address}: {error}") from error
     try:
         yield True

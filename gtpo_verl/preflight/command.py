@@ -104,7 +104,7 @@ def _check_nodes(config: DictConfig) -> tuple[list[Finding], dict[str, NodeFacts
     ranks = {node.name for node in answers.nodes if node.gpus}  # nothing is trained on a head without GPUs
     for name, facts in answers.facts.items():
         gpus = wanted if on_gpu and name in ranks else None
-        findings += comparison.check_node(name, facts, model is not None, gpus)
+        findings += comparison.check_node(name, facts, model is not None, gpus, bool(data))
     return findings, answers.facts
 
 

@@ -80,12 +80,15 @@ def check_communication(facts: Mapping[str, NodeFacts]) -> Iterator[Finding]:
             yield Finding("NCCL variables", Status.WARN, f"{variable} differs: {listed}", key=variable)
 
 
-def check_node(name: str, facts: NodeFacts, model_given: bool, gpus: int | None) -> Iterator[Finding]:
+def check_node(
+    name: str, facts: NodeFacts, model_given: bool, gpus: int | None, data_given: bool = True
+) -> Iterator[Finding]:
     """What one node said about itself.
 
     Args:
         model_given: whether the model is a folder, that the node has looked at.
         gpus: how many NVIDIA GPUs it must have; None: none is needed there.
+        data_given: whether there are data files to look for.
     """
 
     def judge(what: str, problem: str | None, success: str, key: str) -> Finding:
@@ -100,10 +103,12 @@ def check_node(name: str, facts: NodeFacts, model_given: bool, gpus: int | None)
         yield judge("model files", "; ".join(facts.model), "whole", "actor_rollout_ref.model.path")
     else:
         yield Finding("model files", Status.UNKNOWN, "the model is no folder", name)
-    missing = ", ".join(facts.missing_data)
-    yield judge(
-        "data files", f"no such file: {missing}" if missing else None, "there", "data.train_files, data.val_files"
-    )
+    if data_given:
+        missing = ", ".join(facts.missing_data)
+        problem = f"no such file: {missing}" if missing else None
+        yield judge("data files", problem, "there", "data.train_files, data.val_files")
+    else:
+        yield Finding("data files", Status.UNKNOWN, "none are given", name)
     if facts.missing_modules:
         # The driver has them, and Ray prefers its node for the trainer, but may place it anywhere.
         detail = f"not installed: {', '.join(facts.missing_modules)}; the trainer may be placed there"

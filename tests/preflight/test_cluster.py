@@ -8,6 +8,13 @@ import tempfile
 
 import pytest
 
+# Ray gives a node 30 s to start, too little beside other tests on a busy machine.
+pytestmark = pytest.mark.e2e
+# Without an address of a cluster, and without a token in the home folder.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+    "RAY_AUTH_MODE": "disabled"
+}
+
 PROGRAM = """
 import json, sys, time
 import ray
@@ -35,7 +42,8 @@ print(json.dumps(seen))
 
 def test_gpus_that_a_job_holds_are_not_free() -> None:
     with tempfile.TemporaryDirectory(prefix="gv-", dir="/tmp") as folder:  # Ray's sockets need short paths
-        run = subprocess.run([sys.executable, "-c", PROGRAM, folder], capture_output=True, text=True, timeout=200)
+        command = [sys.executable, "-c", PROGRAM, folder]
+        run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == [[3, 3, True], [3, 1, True], [3, 3, True]]
 
@@ -65,9 +73,50 @@ finally:
 @pytest.mark.slow
 def test_a_cluster_that_is_joined_through_its_client_port() -> None:
     with tempfile.TemporaryDirectory(prefix="gv-", dir="/tmp") as folder:
-        environment = {**os.environ, "RAY_TMPDIR": folder}
+        environment = {**ENVIRONMENT, "RAY_TMPDIR": folder}
         run = subprocess.run(
             [sys.executable, "-c", CLIENT], env=environment, capture_output=True, text=True, timeout=200
         )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == [[2, 2, True]]
+
+
+HOLDER = """
+import sys
+import ray
+
+ray.init(num_gpus=8, num_cpus=1, include_dashboard=False, _temp_dir=sys.argv[1])
+print("up", flush=True)
+sys.stdin.read()
+"""
+ASKING = """
+from omegaconf import OmegaConf
+from gtpo_verl.preflight.cluster import connection
+
+with connection(OmegaConf.create({"ray_kwargs": {"ray_init": {}}, "gtpo_verl": {"env": {}}})) as joined:
+    print(joined)
+"""
+
+
+def test_the_private_ray_of_another_job_is_not_joined() -> None:
+    """`ray.init` would start another one; Ray's `auto` would join it, being the only one that runs."""
+    with tempfile.TemporaryDirectory(prefix="gv-", dir="/tmp") as folder:
+        for name in ("theirs", "ours"):
+            os.mkdir(f"{folder}/{name}")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, f"{folder}/theirs"],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert holder.stdout is not None
+            assert any(line == "up\n" for line in holder.stdout)
+            environment = {**ENVIRONMENT, "RAY_TMPDIR": f"{folder}/ours"}
+            command = [sys.executable, "-c", ASKING]
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+            assert run.returncode == 0, run.stderr
+            assert run.stdout.splitlines()[-1] == "False"
+        finally:
+            holder.communicate(timeout=60)

@@ -125,6 +125,11 @@ def judged(facts: NodeFacts, gpus: int | None = 8, model_given: bool = True) -> 
     return list(check_node("10.0.0.7", facts, model_given, gpus))
 
 
+def test_no_data_is_not_good_data() -> None:
+    grey = {f.what for f in check_node("n", GOOD, True, 8, data_given=False) if f.status is Status.UNKNOWN}
+    assert grey == {"data files"}
+
+
 def test_a_good_node() -> None:
     assert {finding.status for finding in judged(GOOD)} == {Status.OK}
 
