@@ -100,6 +100,9 @@ def check(config: DictConfig) -> RunInfo:
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     resolved, text = run_dir / "config.yaml", to_yaml(config)
     step = resumed_step(config)
+    differing = changes(resolved.read_text(), text) if step and resolved.exists() else []
+    if temporary:  # every start has another folder for its temporary files
+        differing = [change for change in differing if temporary not in change]
     info = RunInfo(
         name=config.trainer.experiment_name,
         run_dir=str(run_dir),
@@ -108,7 +111,7 @@ def check(config: DictConfig) -> RunInfo:
         checkpoints=str(checkpoints),
         total_steps=config.trainer.total_training_steps,
         resumed_step=step,
-        changes=changes(resolved.read_text(), text) if step and resolved.exists() else [],
+        changes=differing,
         validates_only=validates_only(config),
     )
     if settings.preflight and not info.finished:
