@@ -16,7 +16,7 @@ class RunInfo:
     Attributes:
         total_steps: None where it follows from the data's length.
         resumed_step: step of the checkpoint it goes on from; 0 for a new run.
-        changes: in the configuration since the run was last started, of a run that goes on: `key: old -> new`.
+        changes: of a run that goes on, in its configuration since `config.yaml` was written: `key: old -> new`.
         validates_only: whether it trains no step, but validates the checkpoint (`trainer.val_only`).
     """
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from gtpo_verl.launch.run_info import RunInfo
 from gtpo_verl.launch.supervisor import run_training
-from gtpo_verl.report.metrics_log import parse_line
+from gtpo_verl.report.metrics_log import MetricsError, parse_line
 from gtpo_verl.report.progress import ProgressDisplay
 
 _CHANGES_SHOWN = 8
@@ -46,11 +46,11 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
 
 
 def _validation(metrics: Path) -> str:
-    """The last line's scores, as verl names them; where they are if there is no such line (`trainer.logger`)."""
-    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-    if not lines:
+    """The last line's scores, as verl names them; where they are if there is no such line."""
+    try:
+        step, values = parse_line(metrics.read_bytes().splitlines()[-1], str(metrics))
+    except (OSError, IndexError, MetricsError):  # `trainer.logger` without `file`
         return "validated; the log has the scores"
-    step, values = parse_line(lines[-1], str(metrics))
     scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name.startswith("val-core/"))
     return f"step {step} validated: {scores} ({metrics})"
 

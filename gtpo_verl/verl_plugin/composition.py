@@ -47,8 +47,14 @@ def to_yaml(config: DictConfig) -> str:
 
 
 def changes(before: str, after: str) -> list[str]:
-    """What differs between two configurations as `to_yaml` writes them: `key: old -> new`, sorted by key."""
-    old, new = (dict(_leaves(OmegaConf.to_container(OmegaConf.create(text)))) for text in (before, after))
+    """What differs between two configurations as `to_yaml` writes them: `key: old -> new`, sorted by key.
+
+    Empty where `before` is no configuration, such as a file that was cut off: a remark must not end a run.
+    """
+    try:
+        old, new = (dict(_leaves(OmegaConf.to_container(OmegaConf.create(text)))) for text in (before, after))
+    except Exception:  # of YAML, OmegaConf, or because it is a list
+        return []
     absent = "nothing"
     return [
         f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"

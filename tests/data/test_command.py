@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.parquet
 import pytest
 
+from gtpo_verl.data.sources import near_matches
 from gtpo_verl.rewards.math import compute_score
 from gtpo_verl.rewards.prompts import dapo_prompt
 from gtpo_verl.tasks.data_files import check_data_file
@@ -246,6 +247,12 @@ def test_contradicting_answers_in_a_validation_set_are_refused(data, samples, tm
     result = data("aime24", "--from", ".")
     assert result.returncode == 1
     assert "aime24.parquet: a problem of this validation set has different answers: '7' in row 0, '9'" in result.stderr
+
+
+def test_a_name_is_not_offered_in_its_own_place() -> None:
+    """A task that is known and refused, such as countdown."""
+    assert near_matches("countdown", ["countdown", "count_bits", "zebra"]) == "; did you mean count_bits?"
+    assert near_matches("countdown", ["countdown"]) == ""
 
 
 @pytest.mark.parametrize(

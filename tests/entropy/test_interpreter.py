@@ -14,7 +14,6 @@ import pytest
 SUITES = ["test_functional.py", "test_linear.py", "test_shards.py"]
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="runs the suites: it would start itself")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_kernels_pass_the_same_tests(suite):

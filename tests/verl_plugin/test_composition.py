@@ -99,6 +99,11 @@ def test_changes_are_named_by_key_with_both_values() -> None:
     assert changes(texts[0], texts[0]) == []
 
 
+@pytest.mark.parametrize("before", ["", "{torn", "- a\n", "a: [1,"])
+def test_a_damaged_configuration_does_not_end_a_run(before: str) -> None:
+    assert changes(before, "a: 1\n") == (["a: nothing -> 1"] if not before else [])
+
+
 def test_changes_show_no_credential() -> None:
     texts = [to_yaml(OmegaConf.create({"api_key": value, "seed": value})) for value in ("first", "second")]
     assert changes(*texts) == ["seed: first -> second"]
