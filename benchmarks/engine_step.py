@@ -206,7 +206,7 @@ def make_engine(path: str, ours: bool, options: argparse.Namespace) -> Any:
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    from gtpo_verl.verl_plugin.engine import engine_environment
+    from gtpo_verl.configuration.preparation import engine_environment
 
     os.environ.pop("VERL_ENGINE_VENDOR", None)
     os.environ.update(engine_environment(fused_entropy=ours))

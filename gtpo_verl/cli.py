@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from gtpo_verl import tasks
-from gtpo_verl.launch.caches import cache_variables
+from gtpo_verl.runtime.caches import cache_variables
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +77,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
-    from gtpo_verl.verl_plugin.composition import compose_config, to_yaml
+    from gtpo_verl.configuration.composition import compose_config, to_yaml
 
     try:
         print(to_yaml(compose_config(options.overrides)), end="")
@@ -143,7 +143,7 @@ def _report(options: argparse.Namespace) -> int:
 def _convert(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from gtpo_verl.verl_plugin.conversion import convert
+    from gtpo_verl.run_folder.conversion import convert
 
     # As Ctrl-C does: what is half-written is removed on the way out.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from gtpo_verl.launch.caches import cache_variables
-from gtpo_verl.launch.run_info import VARIABLE, RunInfo
-from gtpo_verl.launch.shared_memory import remove_segments
+from gtpo_verl.runtime.caches import cache_variables
+from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
+from gtpo_verl.runtime.shared_memory import remove_segments
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.25
@@ -33,7 +33,7 @@ Watcher = Callable[[RunInfo], None]
 
 def run_training(overrides: Sequence[str], watch: Watcher | None = None) -> tuple[int, RunInfo | None]:
     """Trains with Hydra `overrides` on top of `configs/train.yaml`; see `supervise`."""
-    return supervise([sys.executable, "-m", "gtpo_verl.verl_plugin.main", *overrides], watch)
+    return supervise([sys.executable, "-m", "gtpo_verl.driver.main", *overrides], watch)
 
 
 def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int, RunInfo | None]:

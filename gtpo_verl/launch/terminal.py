@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gtpo_verl.launch.run_info import RunInfo
 from gtpo_verl.launch.supervisor import run_training
 from gtpo_verl.report.metrics_log import MetricsError, parse_line
 from gtpo_verl.report.progress import ProgressDisplay
+from gtpo_verl.runtime.run_info import RunInfo
 
 _CHANGES_SHOWN = 8
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from omegaconf import DictConfig
 
+from gtpo_verl.configuration.checks import checkpoints_to_keep, validates_only
 from gtpo_verl.preflight import memory
 from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.findings import Finding, Status
@@ -19,7 +20,6 @@ from gtpo_verl.preflight.sizes import (
     micro_batch_tokens,
     sharding_ranks,
 )
-from gtpo_verl.verl_plugin.checks import checkpoints_to_keep, validates_only
 
 # CUDA context, NCCL's buffers and cuBLAS workspaces of one process; a round figure, not derived.
 OVERHEAD = 2 * GIB
@@ -272,7 +272,7 @@ def checkpoint_bytes(
     """Size of one checkpoint, and how many are added to those on disk at most; None: as many as are saved, a number
     not known.
 
-    The oldest goes once the next is whole (`verl_plugin/checkpoints.py`), so one more than are kept.
+    The oldest goes once the next is whole (`run_folder/checkpoints.py`), so one more than are kept.
 
     Args:
         resumed: the step that the run goes on from.

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
+from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.configuration.preparation import prepare
 from gtpo_verl.preflight import budget, comparison, inputs
 from gtpo_verl.preflight.architecture import ModelShape
 from gtpo_verl.preflight.cluster import RayNode, Survey, connection, survey
 from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.node import NodeFacts, Request, collect, versions
 from gtpo_verl.preflight.sizes import check_sizes, check_values
-from gtpo_verl.verl_plugin import checkpoints
-from gtpo_verl.verl_plugin.trackers import modules_of
+from gtpo_verl.preflight.table import print_table
+from gtpo_verl.run_folder import checkpoints
+from gtpo_verl.run_folder.trackers import modules_of
+from gtpo_verl.verl_plugin import cpu
 
 
 def preflight(overrides: Sequence[str], dry_run: bool = False, gpu_memory: int | None = None) -> int:
@@ -24,15 +28,12 @@ def preflight(overrides: Sequence[str], dry_run: bool = False, gpu_memory: int |
     Returns:
         The exit code: 1 where a line is red.
     """
-    from gtpo_verl.preflight.table import print_table
-    from gtpo_verl.verl_plugin.composition import compose_config
-    from gtpo_verl.verl_plugin.main import prepare
-
     try:
         config = compose_config(overrides)
         if dry_run:
             config.gtpo_verl.task = None  # preparing one may train its model
         prepare(config)
+        cpu.install()
         findings = check(config, dry_run, gpu_memory)
     except (ValueError, OSError) as error:
         findings = [Finding("configuration", Status.FAIL, str(error))]
@@ -46,8 +47,6 @@ def refuse_unfit(config: DictConfig) -> None:
     Raises:
         RuntimeError: with every red line.
     """
-    from gtpo_verl.preflight.table import print_table
-
     findings = check(config)
     print_table(findings)
     if red := refused(findings):
@@ -59,7 +58,7 @@ def check(config: DictConfig, dry_run: bool = False, gpu_memory: int | None = No
     """All findings: the driver's, then the nodes', then what must fit.
 
     Args:
-        config: as `verl_plugin.main.prepare` leaves it.
+        config: as `configuration.preparation.prepare` leaves it.
     """
     shape, model = inputs.check_model(config, dry_run)
     findings = [*inputs.check_configuration(config), *model]

@@ -10,12 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from gtpo_verl.driver import refusals
 from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_of
 from gtpo_verl.preflight.findings import Finding, Status, from_refusal
 from gtpo_verl.preflight.prompts import check_prompts, check_tokenizer, prompt_lengths
-from gtpo_verl.verl_plugin import refusals
-from gtpo_verl.verl_plugin.checkpoints import check_resume
-from gtpo_verl.verl_plugin.trackers import check_trackers
+from gtpo_verl.run_folder.checkpoints import check_resume
+from gtpo_verl.run_folder.trackers import check_trackers
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.path", "actor_rollout_ref.rollout"
 _OVERRIDES = "actor_rollout_ref.model.override_config"
@@ -38,7 +38,7 @@ def local_model(config: DictConfig) -> Path | None:
 
 def check_configuration(config: DictConfig) -> Iterator[Finding]:
     """What this package and verl refuse of the configuration alone."""
-    from gtpo_verl.verl_plugin.checks import check_config
+    from gtpo_verl.configuration.checks import check_config
 
     yield from_refusal("configuration", lambda: check_config(config), "accepted")
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():

@@ -78,7 +78,7 @@ class NodeFacts:
 def collect(request: Request) -> NodeFacts:
     """Looks at this machine; what it finds is an answer, never an error."""
     from gtpo_verl.preflight.model_files import model_problems
-    from gtpo_verl.verl_plugin.trackers import is_installed
+    from gtpo_verl.run_folder.trackers import is_installed
 
     folder = existing_folder(Path(request.checkpoints))
     return NodeFacts(

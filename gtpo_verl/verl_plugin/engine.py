@@ -6,7 +6,6 @@ gathering, micro-batches, optimizer.
 """
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 import wrapt
 
+from gtpo_verl.configuration.preparation import ENGINE_VENDOR
 from gtpo_verl.entropy import logprob_entropy
 
-VENDOR = "gtpo_verl"
 _FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
 _BACKENDS = ["fsdp", "fsdp2"]
 _DEVICES = ["cuda", "npu", "cpu"]
@@ -31,7 +30,7 @@ def register_engines() -> None:
     """Makes the engine known to verl as soon as verl imports its FSDP engines; a plain import of verl costs no more.
 
     verl then picks it in every process whose environment says ``VERL_ENGINE_VENDOR=gtpo_verl``
-    (:func:`engine_environment` gives that for ``gtpo_verl.fused_entropy``), for the language models of the backends
+    (`configuration.preparation` sets that for ``gtpo_verl.fused_entropy``), for the language models of the backends
     ``fsdp`` and ``fsdp2`` on ``cuda``, ``npu`` and ``cpu``. Critics, and backends that have no engine of this vendor,
     keep verl's; so does every process without the variable. Safe to call twice.
     """
@@ -41,31 +40,13 @@ def register_engines() -> None:
         wrapt.register_post_import_hook(_register, _FSDP_MODULE)
 
 
-def engine_environment(fused_entropy: bool) -> dict[str, str]:
-    """Environment variables for the driver and every Ray worker that choose the engine.
-
-    Args:
-        fused_entropy: the setting ``gtpo_verl.fused_entropy``.
-
-    Raises:
-        ValueError: ``fused_entropy`` is on and the environment already names another vendor's engine.
-    """
-    if not fused_entropy:
-        return {}
-    chosen = os.environ.get("VERL_ENGINE_VENDOR") or VENDOR
-    if chosen != VENDOR:
-        raise ValueError(
-            f"gtpo_verl.fused_entropy=true needs the engine of vendor {VENDOR!r}, but VERL_ENGINE_VENDOR={chosen!r}; "
-            "unset the variable, or set gtpo_verl.fused_entropy=false to keep that engine"
-        )
-    return {"VERL_ENGINE_VENDOR": VENDOR}
-
-
 def _register(fsdp: ModuleType) -> None:
     from verl.workers.engine.base import EngineRegistry
 
     engine = type("FusedEntropyFSDPEngine", (FusedEntropy, fsdp.FSDPEngineWithLMHead), {"__module__": __name__})
-    EngineRegistry.register(model_type="language_model", backend=_BACKENDS, device=_DEVICES, vendor=VENDOR)(engine)
+    EngineRegistry.register(model_type="language_model", backend=_BACKENDS, device=_DEVICES, vendor=ENGINE_VENDOR)(
+        engine
+    )
 
 
 class FusedEntropy:

@@ -18,7 +18,7 @@ def install() -> None:
         return
     _installed = True
 
-    from gtpo_verl.launch.shared_memory import name_after_run
+    from gtpo_verl.runtime.shared_memory import name_after_run
     from gtpo_verl.verl_plugin import cpu
 
     name_after_run()

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from gtpo_verl.verl_plugin.settings import RecipeSettings
+from gtpo_verl.configuration.settings import RecipeSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -37,7 +37,7 @@ def test_composes_and_is_sound(composed, choices: dict[str, str]) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from gtpo_verl.verl_plugin.checks import check_config
+    from gtpo_verl.configuration.checks import check_config
 
     config = composed(*(f"{group}={option}" for group, option in choices.items()))
     if config.actor_rollout_ref.model.path is None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.verl_plugin.composition import compose_config
+from gtpo_verl.configuration.composition import compose_config
 
 ALGORITHMS = ["dapo", "gtpo_v1", "gtpo_v2", "gtpo_v3", "grpo_s_v1", "grpo_s_v2", "grpo_s_v3"]
 SCALES = ["32b_16x8", "32b_8x8", "7b_1x8"]

@@ -17,7 +17,7 @@ import pytest
 DRIVER = """
 import multiprocessing, os, signal, subprocess, sys, time
 from multiprocessing import resource_tracker, shared_memory
-from gtpo_verl.launch.shared_memory import name_after_run
+from gtpo_verl.runtime.shared_memory import name_after_run
 name_after_run()
 segment = shared_memory.SharedMemory(create=True, size=4096)
 resource_tracker.unregister(segment._name, "shared_memory")

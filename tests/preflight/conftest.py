@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from gtpo_verl.verl_plugin.composition import compose_config
+from gtpo_verl.configuration.composition import compose_config
 
 Configured = Callable[..., DictConfig]
 

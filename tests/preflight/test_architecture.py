@@ -11,11 +11,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from verl.utils.fsdp_utils import apply_fsdp2
 
+from gtpo_verl.configuration.composition import compose_config
 from gtpo_verl.preflight import memory
 from gtpo_verl.preflight.architecture import published_shape, shape_of
 from gtpo_verl.preflight.budget import training_state
 from gtpo_verl.preflight.sizes import world_size
-from gtpo_verl.verl_plugin.composition import compose_config
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}

@@ -16,6 +16,7 @@ import torch
 folder, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 os.environ.update(VERL_PLATFORM="cpu", RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
 
+from gtpo_verl.configuration.preparation import engine_environment  # noqa: E402
 from gtpo_verl.verl_plugin import engine as plugin  # noqa: E402
 from gtpo_verl.verl_plugin import hooks  # noqa: E402
 
@@ -71,7 +72,7 @@ def batch(case):
 def make_engine(case):
     os.environ.pop("VERL_ENGINE_VENDOR", None)
     if case["ours"]:
-        os.environ.update(plugin.engine_environment(fused_entropy=True))
+        os.environ.update(engine_environment(fused_entropy=True))
     model = HFModelConfig(
         path=f"{folder}/{case['model']}",
         load_tokenizer=False,

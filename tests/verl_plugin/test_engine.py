@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_verl.verl_plugin.engine import engine_environment
+from gtpo_verl.configuration.preparation import engine_environment
 
 pytestmark = pytest.mark.timeout(600)
 VOCABULARY = 131

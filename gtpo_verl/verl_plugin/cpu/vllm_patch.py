@@ -10,7 +10,7 @@ _CHOSEN = "GTPO_VERL_CHOSEN_VLLM_PORT"
 
 def apply() -> None:
     """What vLLM needs on verl's platform `cpu`; does nothing to any other vLLM."""
-    from gtpo_verl.launch.shared_memory import name_after_run
+    from gtpo_verl.runtime.shared_memory import name_after_run
     from gtpo_verl.verl_plugin import cpu
 
     name_after_run()

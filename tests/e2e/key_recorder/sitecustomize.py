@@ -12,7 +12,7 @@ from pathlib import Path
 FOLDER = os.environ.get("GTPO_VERL_KEYS")
 READERS = ("verl.", "gtpo_verl.", "transfer_queue.")
 # Passing a read on, or composing, copying and checking a configuration, is no reading.
-PASSING_ON = ("verl.base_config", "verl.utils.config", "gtpo_verl.verl_plugin.composition")
+PASSING_ON = ("verl.base_config", "verl.utils.config", "gtpo_verl.configuration.composition")
 
 if FOLDER:
     import wrapt

@@ -1,10 +1,6 @@
-"""Refusals by name: what a configuration or a batch must have for entropy-weighted credit to mean anything."""
-
-from collections.abc import Sequence
-from typing import Any
+"""Refusals by name: what a configuration must have for a run, and for entropy-weighted credit to mean anything."""
 
 from omegaconf import DictConfig, OmegaConf
-from tensordict import TensorDict
 
 from gtpo_verl.algorithms import (
     ESTIMATORS,
@@ -14,8 +10,8 @@ from gtpo_verl.algorithms import (
     unfitting_pair,
     unused_keys,
 )
-from gtpo_verl.verl_plugin.composition import refuse_credentials
-from gtpo_verl.verl_plugin.settings import RecipeSettings
+from gtpo_verl.configuration.composition import refuse_credentials
+from gtpo_verl.configuration.settings import RecipeSettings
 
 
 def check_config(config: DictConfig) -> list[str]:
@@ -99,53 +95,3 @@ def checkpoints_to_keep(config: DictConfig) -> int | None:
 def validates_only(config: DictConfig) -> bool:
     """Whether the job trains nothing: verl looks at `trainer.val_only` behind `trainer.val_before_train` alone."""
     return bool(config.trainer.get("val_only") and config.trainer.get("val_before_train", True))
-
-
-def check_single_row_sessions(keys: Sequence[str]) -> None:
-    """Refuses agent loops that give several rows a session.
-
-    Args:
-        keys: TransferQueue's `{uid}_{session}_{row}`.
-    """
-    sessions = [key.rsplit("_", 1)[0] for key in keys]
-    if len(set(sessions)) != len(sessions):
-        repeated = next(session for session in sessions if sessions.count(session) > 1)
-        raise ValueError(
-            f"The agent loop returned several rows for session {repeated}; groups with several rows a sampled session "
-            "are not supported by GTPO and GRPO-S yet. Use an agent loop with one output a session "
-            "(actor_rollout_ref.rollout.agent.default_agent_loop=single_turn_agent)"
-        )
-
-
-def check_entropies(data: TensorDict) -> None:
-    """Refuses an engine that left no token entropies beside the old log-probabilities."""
-    if data.get("entropy", None) is None:
-        raise ValueError(
-            "The log-probability pass left no `entropy` in TransferQueue: the engine of "
-            "actor_rollout_ref.actor.strategy does not compute entropies; fsdp and fsdp2 do"
-        )
-
-
-def raw_success(extra_fields: Sequence[Any], padding: Sequence[bool], key: str, threshold: float) -> list[bool]:
-    """Right or wrong, from the raw task metric of each response.
-
-    Args:
-        extra_fields: verl's field of that name, one a response; the metric is `["reward_extra_info"][key]`.
-        padding: rows that verl added to fill the batch; they are wrong, and without tokens.
-        key, threshold: `algorithm.gtpo.success`; right is metric > threshold.
-
-    Raises:
-        ValueError: a response whose reward gave no such metric.
-    """
-    success = []
-    for row, (fields, is_padding) in enumerate(zip(extra_fields, padding, strict=True)):
-        fields = getattr(fields, "data", fields)
-        info = fields.get("reward_extra_info", {}) if isinstance(fields, dict) else {}
-        if not is_padding and key not in info:
-            raise ValueError(
-                f"The reward of response {row} has no `{key}` (it has: {', '.join(info) or 'nothing'}). "
-                f'Let the reward function return {{"score": ..., "{key}": 1.0 or 0.0}}, '
-                "or set algorithm.gtpo.success.key to a metric that it gives"
-            )
-        success.append(not is_padding and float(info[key]) > threshold)
-    return success

@@ -3,8 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from gtpo_verl.verl_plugin.checks import check_config
-from gtpo_verl.verl_plugin.composition import HIDDEN, changes, compose_config, to_yaml
+from gtpo_verl.configuration.checks import check_config
+from gtpo_verl.configuration.composition import HIDDEN, changes, compose_config, to_yaml
 
 
 def test_resolves_interpolations() -> None:

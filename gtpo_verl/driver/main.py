@@ -14,11 +14,11 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gtpo_verl.launch.run_info import VARIABLE, RunInfo
+from gtpo_verl.configuration.composition import changes, to_yaml
+from gtpo_verl.configuration.preparation import forwarded_variables, prepare
+from gtpo_verl.configuration.settings import RecipeSettings
+from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.verl_plugin import cpu, hooks
-from gtpo_verl.verl_plugin.composition import changes, to_yaml
-from gtpo_verl.verl_plugin.engine import engine_environment
-from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -32,6 +32,7 @@ def main(config: DictConfig) -> None:
     info = None
     try:
         prepare(config)
+        cpu.install()
         info = check(config)
         if info.finished:
             print(
@@ -50,27 +51,6 @@ def main(config: DictConfig) -> None:
         sys.exit(1)
 
 
-def prepare(config: DictConfig) -> None:
-    """Sets the environment up, makes the task's model and data, and resolves `config` in place.
-
-    Raises:
-        ValueError: naming the key.
-    """
-    from gtpo_verl.verl_plugin.checks import validates_only
-
-    settings = RecipeSettings.from_config(config)
-    for name, value in settings.env.items():
-        if value is not None:
-            os.environ.setdefault(name, value)
-    os.environ.update(engine_environment(settings.fused_entropy))
-    metrics = "validation.jsonl" if validates_only(config) else "metrics.jsonl"
-    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, metrics).absolute()))
-    cpu.install()
-    if settings.task is not None:
-        fill_in_task(config, settings.task, settings.cache_dir)
-    OmegaConf.resolve(config)
-
-
 def check(config: DictConfig) -> RunInfo:
     """Refuses what cannot work, before Ray starts. Where all is well, says where the run writes and opens its log.
 
@@ -84,10 +64,10 @@ def check(config: DictConfig) -> RunInfo:
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 
-    from gtpo_verl.verl_plugin.checkpoints import check_resume, resumed_step
-    from gtpo_verl.verl_plugin.checks import check_config, validates_only
-    from gtpo_verl.verl_plugin.refusals import refuse_on_driver
-    from gtpo_verl.verl_plugin.trackers import check_trackers
+    from gtpo_verl.configuration.checks import check_config, validates_only
+    from gtpo_verl.driver.refusals import refuse_on_driver
+    from gtpo_verl.run_folder.checkpoints import check_resume, resumed_step
+    from gtpo_verl.run_folder.trackers import check_trackers
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
@@ -129,34 +109,16 @@ def check(config: DictConfig) -> RunInfo:
     return info
 
 
-def fill_in_task(config: DictConfig, task: str, cache_dir: str) -> None:
-    """Prepares (or finds in the cache) `gtpo_verl.task`; fills in the model and data that the user did not name."""
-    from gtpo_verl import tasks
-
-    prepared = tasks.prepare(task, Path(cache_dir))
-    with open_dict(config):
-        for key, value in (
-            ("actor_rollout_ref.model.path", prepared.model),
-            ("data.train_files", prepared.train),
-            ("data.val_files", prepared.val),
-        ):
-            if OmegaConf.select(config, key) is None:
-                OmegaConf.update(config, key, str(Path(value).absolute()))
-
-
 def train(config: DictConfig) -> None:
     """verl's `run_ppo` with the recipe's environment in every Ray worker; stops Ray however it ends."""
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-    from gtpo_verl.verl_plugin.trackers import prepare_trackers
+    from gtpo_verl.run_folder.trackers import prepare_trackers
 
     run_dir = Path(config.gtpo_verl.run_dir).absolute()
-    chosen = [name for name, value in config.gtpo_verl.env.items() if value is not None]
-    forwarded = [*chosen, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
     with open_dict(config):
-        env_vars = {name: os.environ[name] for name in forwarded}
-        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", env_vars, merge=True)
+        OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", forwarded_variables(config), merge=True)
 
     verl_task_runner: Any = TaskRunnerV1.__ray_metadata__.modified_class  # type: ignore[attr-defined]
 

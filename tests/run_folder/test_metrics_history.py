@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from verl.utils.tracking import FileLogger
 
-from gtpo_verl.verl_plugin.metrics_history import MetricsHistory
+from gtpo_verl.run_folder.metrics_history import MetricsHistory
 
 TRAINER = SimpleNamespace(logger=["console", "file"], project_name="p", experiment_name="e")
 

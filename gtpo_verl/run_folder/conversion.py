@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder, saved_ranks
+from gtpo_verl.run_folder.checkpoints import TRACKER, CheckpointFolder, saved_ranks
 
 
 def convert(source: Path, output: Path) -> Path:

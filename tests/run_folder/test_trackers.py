@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gtpo_verl.algorithms import GtpoConfig, compute_advantages
-from gtpo_verl.verl_plugin.trackers import PACKAGES, WITHOUT_PACKAGE, check_trackers, tracker_variables
+from gtpo_verl.run_folder.trackers import PACKAGES, WITHOUT_PACKAGE, check_trackers, tracker_variables
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -115,7 +115,7 @@ def test_mlflow(tmp_path: Path) -> None:
     assert estimator == "gtpo_v1"
 
     # A store that cannot be used: verl would train without it.
-    code = "import sys, pathlib; from gtpo_verl.verl_plugin.trackers import prepare_trackers as prepare; "
+    code = "import sys, pathlib; from gtpo_verl.run_folder.trackers import prepare_trackers as prepare; "
     command = [python, "-c", code + "prepare(pathlib.Path(sys.argv[1]), 'project', 'mlflow')", str(tmp_path / "other")]
     for address in ("sqlite:////dev/null/mlflow.db", "nosuchdb://me:hunter2@host/runs"):
         environment = {**os.environ, "MLFLOW_TRACKING_URI": address}

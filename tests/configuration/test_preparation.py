@@ -1,4 +1,4 @@
-"""What the driver sets up before anything is checked, in a process whose environment it may change."""
+"""What is set up before anything is checked, in a process whose environment it may change."""
 
 import os
 import subprocess
@@ -9,8 +9,8 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from gtpo_verl.verl_plugin.composition import compose_config
-from gtpo_verl.verl_plugin.main import prepare
+from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.configuration.preparation import prepare
 
 config = compose_config(sys.argv[1:])
 config.gtpo_verl.task = None  # preparing one may train its model

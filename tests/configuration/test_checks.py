@@ -1,41 +1,9 @@
-"""Refusals of a configuration and of a batch, by name, and the numbering of groups."""
+"""Refusals of a configuration, by name."""
 
 import pytest
-from tensordict import TensorDict
 
-from gtpo_verl.verl_plugin.checks import check_config, check_entropies, check_single_row_sessions, raw_success
-from gtpo_verl.verl_plugin.composition import compose_config
-
-
-def extra(**metrics) -> dict:
-    return {"reward_extra_info": metrics}
-
-
-def test_right_is_decided_by_the_metric_and_its_threshold() -> None:
-    fields = [extra(acc=1.0, score=-1.0), extra(acc=0.5, score=1.0), extra(acc=True)]
-    assert raw_success(fields, [False] * 3, "acc", 0.5) == [True, False, True]
-    assert raw_success(fields[:2], [False] * 2, "score", 0.0) == [False, True]
-
-
-def test_padding_rows_are_wrong_whatever_they_hold() -> None:
-    assert raw_success([extra(acc=1.0), extra()], [True, True], "acc", 0.5) == [False, False]
-
-
-@pytest.mark.parametrize("fields", [extra(score=1.0), {}, None])
-def test_a_missing_metric_is_named(fields) -> None:
-    with pytest.raises(ValueError, match=r"response 1 has no `acc`.*algorithm.gtpo.success.key"):
-        raw_success([extra(acc=1.0), fields], [False, False], "acc", 0.5)
-
-
-def test_several_rows_a_session_are_refused() -> None:
-    check_single_row_sessions(["a_0_0", "a_1_0", "b_0_0"])
-    with pytest.raises(ValueError, match=r"session a_1"):
-        check_single_row_sessions(["a_0_0", "a_1_0", "a_1_1"])
-
-
-def test_missing_entropies_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no `entropy`.*actor.strategy"):
-        check_entropies(TensorDict({}, batch_size=2))
+from gtpo_verl.configuration.checks import check_config
+from gtpo_verl.configuration.composition import compose_config
 
 
 @pytest.mark.parametrize(

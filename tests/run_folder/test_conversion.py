@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder
-from gtpo_verl.verl_plugin.conversion import check_actor, convert, find_actor
+from gtpo_verl.run_folder.checkpoints import TRACKER, CheckpointFolder
+from gtpo_verl.run_folder.conversion import check_actor, convert, find_actor
 
 pytestmark = pytest.mark.timeout(600)
 CASES = ["untied-fsdp2", "tied-fsdp2", "untied-fsdp"]
@@ -155,7 +155,7 @@ def test_a_failure_on_the_way_leaves_nothing(actor: Path, tmp_path: Path) -> Non
 SIGNALLED = """
 import os, signal, sys, time
 from gtpo_verl import cli
-from gtpo_verl.verl_plugin import conversion
+from gtpo_verl.run_folder import conversion
 merge = conversion._merge
 def merge_then_wait(actor, target):
     merge(actor, target)

@@ -10,9 +10,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from verl.utils.tracking import Tracking, ValidationGenerationsLogger
 
-from gtpo_verl.verl_plugin.checks import check_config
-from gtpo_verl.verl_plugin.composition import compose_config
-from gtpo_verl.verl_plugin.trackers import prepare_trackers
+from gtpo_verl.configuration.checks import check_config
+from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.run_folder.trackers import prepare_trackers
 
 backend, run_dir, metrics = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
 config = compose_config(["algorithm=gtpo_v1", f"trainer.logger=[{backend}]", "trainer.project_name=project"])

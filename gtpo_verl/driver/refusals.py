@@ -9,8 +9,8 @@ from pathlib import Path
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig
 
+from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.tasks.data_files import check_data_file
-from gtpo_verl.verl_plugin.settings import RecipeSettings
 
 
 def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.verl_plugin.checkpoints import TRACKER, CheckpointFolder, check_resume, resumed_step
+from gtpo_verl.run_folder.checkpoints import TRACKER, CheckpointFolder, check_resume, resumed_step
 
 
 class Killed(Exception):

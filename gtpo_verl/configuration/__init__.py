@@ -1,0 +1,1 @@
+"""A run's configuration: composed, resolved, checked by its keys alone, printed without secrets."""

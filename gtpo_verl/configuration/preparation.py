@@ -1,0 +1,71 @@
+"""What must stand before a configuration can be checked: environment variables, and the task's model and data."""
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from gtpo_verl.configuration.checks import validates_only
+from gtpo_verl.configuration.settings import RecipeSettings
+
+ENGINE_VENDOR = "gtpo_verl"
+
+
+def prepare(config: DictConfig) -> None:
+    """Sets the environment up, makes the task's model and data, and resolves `config` in place.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    settings = RecipeSettings.from_config(config)
+    for name, value in settings.env.items():
+        if value is not None:
+            os.environ.setdefault(name, value)
+    os.environ.update(engine_environment(settings.fused_entropy))
+    metrics = "validation.jsonl" if validates_only(config) else "metrics.jsonl"
+    os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, metrics).absolute()))
+    if settings.task is not None:
+        fill_in_task(config, settings.task, settings.cache_dir)
+    OmegaConf.resolve(config)
+
+
+def engine_environment(fused_entropy: bool) -> dict[str, str]:
+    """Environment variables for the driver and every Ray worker that choose the engine (`verl_plugin.engine`).
+
+    Args:
+        fused_entropy: the setting `gtpo_verl.fused_entropy`.
+
+    Raises:
+        ValueError: `fused_entropy` is on and the environment already names another vendor's engine.
+    """
+    if not fused_entropy:
+        return {}
+    chosen = os.environ.get("VERL_ENGINE_VENDOR") or ENGINE_VENDOR
+    if chosen != ENGINE_VENDOR:
+        raise ValueError(
+            f"gtpo_verl.fused_entropy=true needs the engine of vendor {ENGINE_VENDOR!r}, but VERL_ENGINE_VENDOR="
+            f"{chosen!r}; unset the variable, or set gtpo_verl.fused_entropy=false to keep that engine"
+        )
+    return {"VERL_ENGINE_VENDOR": ENGINE_VENDOR}
+
+
+def forwarded_variables(config: DictConfig) -> dict[str, str]:
+    """What `prepare` has set, for every Ray worker of the run."""
+    chosen = [name for name, value in config.gtpo_verl.env.items() if value is not None]
+    names = [*chosen, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
+    return {name: os.environ[name] for name in names}
+
+
+def fill_in_task(config: DictConfig, task: str, cache_dir: str) -> None:
+    """Prepares (or finds in the cache) `gtpo_verl.task`; fills in the model and data that the user did not name."""
+    from gtpo_verl import tasks
+
+    prepared = tasks.prepare(task, Path(cache_dir))
+    with open_dict(config):
+        for key, value in (
+            ("actor_rollout_ref.model.path", prepared.model),
+            ("data.train_files", prepared.train),
+            ("data.val_files", prepared.val),
+        ):
+            if OmegaConf.select(config, key) is None:
+                OmegaConf.update(config, key, str(Path(value).absolute()))
