@@ -9,6 +9,7 @@ if [ "${1:-}" = --all ]; then markers="not gpu"; shift; fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy gtpo_verl recipe benchmarks
+.venv/bin/lint-imports
 # With arguments of one's own, one pytest; else two processes for what needs no whole machine, then the training runs.
 if [ $# -gt 0 ]; then exec .venv/bin/python -m pytest -m "$markers" "$@"; fi
 export OMP_NUM_THREADS=1

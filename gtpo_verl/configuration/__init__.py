@@ -1,1 +1,1 @@
-"""A run's configuration: composed, resolved, checked by its keys alone, printed without secrets."""
+"""A run's configuration: composed, resolved, printed without secrets; checked, with the files that it names."""

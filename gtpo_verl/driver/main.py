@@ -65,7 +65,7 @@ def check(config: DictConfig) -> RunInfo:
     from verl.utils.device import auto_set_device
 
     from gtpo_verl.configuration.checks import check_config, validates_only
-    from gtpo_verl.driver.refusals import refuse_on_driver
+    from gtpo_verl.configuration.refusals import refuse_on_driver
     from gtpo_verl.run_folder.checkpoints import check_resume, resumed_step
     from gtpo_verl.run_folder.trackers import check_trackers
 

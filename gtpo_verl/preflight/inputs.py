@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from gtpo_verl.driver import refusals
+from gtpo_verl.configuration import refusals
 from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_of
 from gtpo_verl.preflight.findings import Finding, Status, from_refusal
 from gtpo_verl.preflight.prompts import check_prompts, check_tokenizer, prompt_lengths
