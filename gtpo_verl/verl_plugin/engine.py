@@ -16,6 +16,7 @@ import wrapt
 
 from gtpo_verl.configuration.preparation import ENGINE_VENDOR
 from gtpo_verl.entropy import logprob_entropy
+from gtpo_verl.verl_plugin import jagged
 
 _FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
 _BACKENDS = ["fsdp", "fsdp2"]
@@ -51,6 +52,11 @@ def _register(fsdp: ModuleType) -> None:
 
 class FusedEntropy:
     """What differs from verl's ``FSDPEngineWithLMHead``, as a mixin, so that verl is imported only when it is used."""
+
+    def initialize(self) -> None:
+        """As verl's, and batches are handled by `jagged` from here on."""
+        jagged.install_in_workers()
+        super().initialize()  # type: ignore[misc]
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Callable | None

@@ -1,47 +1,109 @@
-"""Waiting for responses, which cannot last for ever."""
+"""Waiting for responses: which cannot last for ever, and ends with as many as were asked for or not at all."""
 
 from collections import Counter
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer
 
+from gtpo_verl.verl_plugin import transfer
 from gtpo_verl.verl_plugin.actor_watch import ActorWatch
 
 
 class BoundedReplayBuffer(ReplayBuffer):
-    """verl's synchronous replay buffer, which stops where it would wait in vain.
+    """verl's synchronous replay buffer, which stops where it would wait in vain, and never gives half a batch.
 
     verl's V1 trainer reads `algorithm.filter_groups.max_num_gen_batches` and ignores it: where every group is all
-    right or all wrong it samples for ever. It also waits for ever for the responses of a node that is gone.
+    right or all wrong it samples for ever. It also waits for ever for the responses of a node that is gone. A group of
+    which responses failed (their reward raised, their worker died) it trains on as if fewer had been asked for; here
+    it is thrown away whole and another is sampled, as often as there are groups in a batch.
     """
 
     max_groups: int
+    group_size: int
     batch_size: int
     rejected: Counter
+    failed: dict[str, str]
     watch: ActorWatch
 
     @classmethod
-    def adopt(cls, buffer: ReplayBuffer, max_groups: int, poll_interval: float) -> "BoundedReplayBuffer":
+    def adopt(
+        cls, buffer: ReplayBuffer, max_groups: int, poll_interval: float, group_size: int
+    ) -> "BoundedReplayBuffer":
         """Takes over a buffer that verl built, with everything verl configured in it.
 
         Args:
             max_groups: finished groups that may be tried for one batch; 0 or less: no limit, as in verl.
             poll_interval: seconds between two looks at TransferQueue; a floor under every step.
+            group_size: responses that were asked for of each prompt.
         """
         bounded = cls.__new__(cls)
         vars(bounded).update(vars(buffer))
         bounded.max_groups = max_groups
+        bounded.group_size = group_size
         bounded.poll_interval = poll_interval
         bounded.watch = ActorWatch()
         return bounded
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
-        """As in verl; raises RuntimeError once `max_groups` finished groups have not filled the batch, or once an
-        actor of this job has died."""
+        """As in verl; raises RuntimeError once `max_groups` finished groups have not filled the batch, once more than
+        `batch_size` groups have failed, or once an actor of this job has died."""
         self.rejected = Counter()
+        self.failed = {}
         self.batch_size = batch_size
         self.watch.start()
-        return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        if partition_id == "val":
+            self._refuse_failed_validation()
+        surplus = metrics.get("training/filter_groups/discarded_surplus_samples", 0)
+        tried = batch_size + self.rejected.total() + len(self.failed) + surplus
+        return batch, metrics | {
+            "training/sampling/groups_tried": tried,
+            "training/sampling/groups_failed": len(self.failed),
+        }
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str):
+        stale, uniform, _, counts = super()._terminal_eviction_reasons(global_steps, partition_id)
+        failed = self._failed_groups(partition_id)
+        if partition_id == "val" or not failed:
+            return stale, uniform, set(), counts
+        self._check_failures()
+        return stale, uniform - failed, failed, counts
+
+    def _failed_groups(self, partition_id: str) -> set[str]:
+        """Groups of which a response failed, or is missing without a word; notes why."""
+        responses = Counter(key.split("_")[0] for key in transfer.sessions(self.partitions[partition_id]))
+        ended = self.finished_keys[partition_id]
+        short = {uid for uid in ended if responses[uid] < self.group_size} if partition_id != "val" else set()
+        failed = self.failure_keys[partition_id] | short
+        if unknown := failed - self.failed.keys():
+            errors = transfer.group_errors(partition_id)
+            for uid in unknown:
+                self.failed[uid] = errors.get(uid) or f"{responses[uid]} responses came of {self.group_size}"
+        return failed
+
+    def _failures(self) -> str:
+        causes = Counter(self.failed.values()).most_common(3)
+        return "; ".join(f"{count} x {cause}" for cause, count in causes)
+
+    def _check_failures(self) -> None:
+        if self.refill_fn is None or self.gen_batch_size != 1:
+            raise RuntimeError(
+                f"{len(self.failed)} groups have failed responses, and no others can be sampled in their place "
+                f"(trainer.v1.sampler.sync_refill_failed_groups=True allows it): {self._failures()}"
+            )
+        if len(self.failed) > self.batch_size:
+            raise RuntimeError(
+                f"{len(self.failed)} groups of this step have failed responses, more than the {self.batch_size} that "
+                f"it needs: {self._failures()}. The log has each error in full; the same command goes on from the "
+                "last checkpoint"
+            )
+
+    def _refuse_failed_validation(self) -> None:
+        if self.failed:
+            raise RuntimeError(
+                f"{len(self.failed)} of {self.batch_size} validation problems have failed responses, and the mean "
+                f"would be that of the others: {self._failures()}"
+            )
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self.watch.check()

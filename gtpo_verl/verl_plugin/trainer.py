@@ -20,7 +20,7 @@ from gtpo_verl.configuration.checks import check_config, validates_only
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
-from gtpo_verl.verl_plugin import saving
+from gtpo_verl.verl_plugin import jagged, saving, transfer
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.token_dump import dump_tokens
@@ -57,6 +57,7 @@ class GtpoTrainer(PPOTrainerSync):
         for warning in check_config(config):
             logger.warning(warning)
         self.settings = RecipeSettings.from_config(config)
+        jagged.install_in_trainer()
         super().__init__(config)
 
     def _build_replay_buffer(self):
@@ -68,7 +69,20 @@ class GtpoTrainer(PPOTrainerSync):
             buffer,
             max_groups=filter_groups.get("max_num_gen_batches", 0) * self.config.data.train_batch_size,
             poll_interval=self.settings.poll_interval,
+            group_size=self.config.actor_rollout_ref.rollout.n,
         )
+
+    @property
+    def _reads_text_alone(self) -> bool:
+        """Whether the actor's passes read no fields but `transfer`'s: no images, teacher or recorded experts."""
+        return self.processor is None and not self.use_teacher_policy and not self._replays_experts
+
+    @property
+    def _replays_experts(self) -> bool:
+        return bool(self.config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay"))
+
+    def _compute_old_log_prob(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
+        return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         if self.config.algorithm.adv_estimator not in ESTIMATORS:
@@ -76,7 +90,7 @@ class GtpoTrainer(PPOTrainerSync):
         return EntropyAdvantages(self.config).compute(batch, metrics)
 
     def _update_actor(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
-        batch = super()._update_actor(batch, metrics)
+        batch = super()._update_actor(transfer.for_update(batch) if self._reads_text_alone else batch, metrics)
         if self.settings.token_dump_dir is not None:
             rollout_log_probs = self.config.actor_rollout_ref.rollout.calculate_log_probs
             dump_tokens(batch, Path(self.settings.token_dump_dir), self.global_steps, rollout_log_probs)

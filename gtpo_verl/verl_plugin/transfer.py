@@ -4,7 +4,7 @@ The rows of a batch are responses. A row's key is `{uid}_{session}_{row}`: promp
 an agent loop returns several rows a response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import transfer_queue
@@ -12,6 +12,29 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 Batch: TypeAlias = KVBatchMeta
+
+# What a language model's forward pass reads of a batch, and verl's `ppo_loss` beside it.
+_FORWARD = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
+_LOSS = ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
+
+
+def for_forward(batch: Batch) -> Batch:
+    """The batch with the fields that the log-probability pass reads.
+
+    Without a choice every field travels to the engine. Those of verl's agent loop that are no tensors (messages, reward
+    information, ids) are a Python object a row, which tensordict walks at every micro-batch.
+
+    Args:
+        batch: of a model that reads text alone; changed in place.
+    """
+    batch.fields = list(_FORWARD)
+    return batch
+
+
+def for_update(batch: Batch) -> Batch:
+    """As `for_forward`, of a batch that knows its fields: with those of the loss."""
+    batch.fields = [name for name in (*_FORWARD, *_LOSS) if name in (batch.fields or ())]
+    return batch
 
 
 def fetch(batch: Batch, fields: Sequence[str]) -> TensorDict:
@@ -22,6 +45,17 @@ def fetch(batch: Batch, fields: Sequence[str]) -> TensorDict:
 def put(batch: Batch, fields: TensorDict) -> Batch:
     """Writes fields, new ones or in place of what was there, of all rows; returns the handle that knows of them."""
     return transfer_queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
+def sessions(keys: Iterable[str]) -> set[str]:
+    """`{uid}_{session}` of the rows' keys: one a response, however many rows it has."""
+    return {key.rsplit("_", 1)[0] for key in keys}
+
+
+def group_errors(partition_id: str) -> dict[str, str]:
+    """What the agent loop said of groups that failed: uid -> the first exception's text."""
+    tags = (transfer_queue.kv_list(partition_id) or {}).get(partition_id, {})
+    return {uid: tag["error"] for uid, tag in tags.items() if tag.get("is_prompt") and tag.get("error")}
 
 
 def is_padding(batch: Batch) -> list[bool]:

@@ -83,7 +83,7 @@ def test_the_replay_buffer_watches_while_it_waits(monkeypatch: pytest.MonkeyPatc
         sampler_kwargs=None,
         refill_fn=lambda count: None,
     )
-    buffer = BoundedReplayBuffer.adopt(verls, max_groups=0, poll_interval=0.1)
+    buffer = BoundedReplayBuffer.adopt(verls, max_groups=0, poll_interval=0.1, group_size=1)
     buffer.watch.interval = 0
     # No TransferQueue: responses that never arrive look the same.
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: None)
