@@ -16,6 +16,7 @@ class RecipeSettings:
         cache_dir: where prepared tasks lie.
         run_dir: folder of the run: metrics, log, checkpoints.
         fused_entropy: exact fp32 log-probabilities and entropies in one pass (`gtpo_verl.entropy`); false: verl's own.
+        fast_rollout: the same responses with fewer calls and objects (`verl_plugin.rollout`); false: verl's own way.
         poll_interval: seconds between two looks at TransferQueue while rollouts run; verl's own value is 2.
         token_dump_dir: if set, every step writes the actor's tokens, entropies and advantages there.
         probe_reward: call the reward function once, before anything starts, to see that it gives the metric that
@@ -33,6 +34,7 @@ class RecipeSettings:
     cache_dir: str = ".cache/gtpo-verl"
     run_dir: str = "runs"
     fused_entropy: bool = True
+    fast_rollout: bool = True
     poll_interval: float = 2.0
     token_dump_dir: str | None = None
     probe_reward: bool = True
@@ -49,7 +51,7 @@ class RecipeSettings:
             ValueError: an unknown key, by name.
         """
         if "gtpo_verl" not in config:
-            return cls(fused_entropy=False)
+            return cls(fused_entropy=False, fast_rollout=False)
         given: dict[str, Any] = OmegaConf.to_container(config.gtpo_verl, resolve=True)  # type: ignore[assignment]
         known = [f.name for f in fields(cls)]
         for key in given:

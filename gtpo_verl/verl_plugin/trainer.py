@@ -20,7 +20,7 @@ from gtpo_verl.configuration.checks import check_config, validates_only
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
-from gtpo_verl.verl_plugin import jagged, saving, transfer
+from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.token_dump import dump_tokens
@@ -57,6 +57,8 @@ class GtpoTrainer(PPOTrainerSync):
         for warning in check_config(config):
             logger.warning(warning)
         self.settings = RecipeSettings.from_config(config)
+        if self.settings.fast_rollout:
+            rollout.install(config)
         jagged.install_in_trainer()
         super().__init__(config)
 

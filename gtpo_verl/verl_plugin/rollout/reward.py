@@ -1,0 +1,55 @@
+"""verl's reward workers, asked for many scores in one call."""
+
+import asyncio
+from itertools import cycle
+from typing import Any
+
+import ray
+from verl.experimental.reward_loop import reward_loop
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
+
+# Responses a call: more calls keep more reward workers busy, fewer cost less.
+_CALL = 4
+
+
+def install() -> None:
+    """verl/experimental/reward_loop/reward_loop.py (`RewardLoopManager.__init__`) takes the worker by its module's
+    name, in this process; it offers no setting for the class."""
+    reward_loop.RewardLoopWorker = BatchingRewardLoopWorker  # type: ignore[misc]
+
+
+class BatchingRewardLoopWorker(RewardLoopWorker):
+    """verl's worker with `compute_scores`."""
+
+    async def compute_scores(self, batches: list[Any]) -> list[Any]:
+        """`compute_score` of each batch; in its place the exception that it ended with."""
+        return await asyncio.gather(*(self.compute_score(data) for data in batches), return_exceptions=True)
+
+
+class BatchingRewards:
+    """Looks like the Ray handle of a reward worker, as far as verl's agent loops use one, and is all of them."""
+
+    def __init__(self, workers: list[ray.actor.ActorHandle]):
+        self._workers = cycle(workers)
+        self._score = Batcher(self._score_many)
+
+    @property
+    def compute_score(self) -> "BatchingRewards":
+        return self
+
+    def remote(self, data: Any) -> Any:
+        return self._score(data)
+
+    async def _score_many(self, batch: Batch) -> None:
+        parts = [batch[start : start + _CALL] for start in range(0, len(batch), _CALL)]
+        await asyncio.gather(*(self._score_part(next(self._workers), part) for part in parts))
+
+    async def _score_part(self, worker: ray.actor.ActorHandle, part: Batch) -> None:
+        try:
+            scores = await worker.compute_scores.remote([data for data, _ in part])
+        except Exception as error:
+            scores = [error] * len(part)
+        for (_, future), score in zip(part, scores, strict=True):
+            settle(future, score)
