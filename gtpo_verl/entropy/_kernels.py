@@ -435,8 +435,10 @@ def gradient(
     if in_place and source is logits:
         target, out_o, out_i, out_v = out, stride_o, stride_i, stride_v
     else:
-        target = out if out.is_contiguous() else torch.empty_like(source, dtype=out.dtype)
-        out_o, out_i, out_v = inner * target.shape[-1], target.shape[-1], 1
+        target, out_inner, out_o, out_i, out_v = _rows(out)
+        if target is not out or out_inner != inner:  # not the same walk over the leading dimensions
+            target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            out_o, out_i, out_v = inner * out.shape[-1], out.shape[-1], 1
     per_row, inverse, is_tensor = _temperature(temperature, others)
     block = 1024 if INTERPRETED else BACKWARD_BLOCK
     width = 16 // max(logits.element_size(), out.element_size())
