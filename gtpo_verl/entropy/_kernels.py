@@ -27,7 +27,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 # Triton compiles a kernel anew for an integer that is 1 or divisible by 16, and for every pointer that starts on 16
 # bytes. Where the number of tokens decides that, micro-batches would share no kernel, and nothing is gained: these
 # are read once a row.
-_PER_CALL = ("first_label", "inner")
+_PER_CALL = ("first_label", "inner", "shift")
 _PER_ROW = (
     "label_ptr",
     "temperature_ptr",
@@ -108,21 +108,50 @@ def _absorb(x, m, others, u, c, FAST: tl.constexpr):
 
 
 @triton.jit
+def _head(start, V, WIDTH: tl.constexpr, UNIT: tl.constexpr, EDGES: tl.constexpr):
+    """Columns before the first one whose address is a multiple of WIDTH elements; the row starts at element start."""
+    if EDGES and UNIT:
+        return tl.minimum((WIDTH - start % WIDTH) % WIDTH, V).to(tl.int32)
+    else:
+        return 0
+
+
+@triton.jit
 def _row_statistics(
-    row, V, stride_v, c, LANES: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr
+    row,
+    body,
+    head,
+    V,
+    stride_v,
+    c,
+    LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    EDGES: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """(maximum, others, u) of one row of V logits; the maximum in the logits' units, u in base 2."""
-    column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    """(maximum, others, u) of one row of V logits; the maximum in the logits' units, u in base 2.
+
+    body is the row from its column head on, where whole accesses start.
+    """
+    lane = tl.arange(0, LANES)[:, None]
+    column = lane * WIDTH + tl.arange(0, WIDTH)[None, :]
     m = tl.full((LANES,), float("-inf"), tl.float32)
     others = tl.zeros((LANES,), tl.float32)
     u = tl.zeros((LANES,), tl.float32)
-    whole = V - V % (LANES * WIDTH)  # masks cost instructions: only the last block has one
-    for start in range(0, whole, LANES * WIDTH):
-        x = tl.load(row + _offset(start + column, stride_v, UNIT))
+    vectors = (V - head) // WIDTH
+    whole = vectors - vectors % LANES  # masks cost instructions: only the last block has one
+    for start in range(0, whole * WIDTH, LANES * WIDTH):
+        x = tl.load(body + _offset(start + column, stride_v, UNIT))
         m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
-    if whole < V:
-        inside = whole + column < V
-        x = tl.load(row + _offset(whole + column, stride_v, UNIT), mask=inside, other=float("-inf"))
+    if whole < vectors:  # one mask for all of a lane's columns, which a lane then still reads at once
+        x = tl.load(
+            body + _offset(whole * WIDTH + column, stride_v, UNIT), mask=whole + lane < vectors, other=float("-inf")
+        )
+        m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
+    if EDGES:  # fewer than WIDTH columns at either end, one a lane
+        at = tl.where(lane < head, lane, lane + vectors * WIDTH)
+        x = tl.load(row + _offset(at, stride_v, UNIT), mask=at < V, other=float("-inf"))
         m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
 
     high = tl.max(m, 0)
@@ -161,6 +190,7 @@ def _statistics_kernel(
     V,
     first_label,
     inner,
+    shift,
     stride_o,
     stride_i,
     stride_v,
@@ -169,12 +199,20 @@ def _statistics_kernel(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     UNIT: tl.constexpr,
+    EDGES: tl.constexpr,
     FAST: tl.constexpr,
 ):
     r = tl.program_id(0).to(tl.int64)
-    row = x_ptr + (r // inner) * stride_o + (r % inner) * stride_i
+    start = (r // inner) * stride_o + (r % inner) * stride_i
+    row = x_ptr + start
+    head = _head(shift + start, V, WIDTH, UNIT, EDGES)
+    body = row
+    if EDGES:
+        body = row + head
+    if UNIT:  # said here: Triton itself sees only strides of 16, and forgets what is said of a function's argument
+        body = tl.multiple_of(body, WIDTH * (x_ptr.dtype.element_ty.primitive_bitwidth // 8))
     inv_t = _inverse_temperature(temperature_ptr, inverse_temperature, r, PER_ROW)
-    high, others, u = _row_statistics(row, V, stride_v, inv_t * LOG2E, LANES, WIDTH, UNIT, FAST)
+    high, others, u = _row_statistics(row, body, head, V, stride_v, inv_t * LOG2E, LANES, WIDTH, UNIT, EDGES, FAST)
     u = u * LN2
     label = tl.load(label_ptr + r).to(tl.int64) - first_label
     here = (label >= 0) & (label < V)
@@ -204,6 +242,7 @@ def _gradient_kernel(
     V,
     first_label,
     inner,
+    shift,
     stride_o,
     stride_i,
     stride_v,
@@ -214,19 +253,34 @@ def _gradient_kernel(
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     UNIT: tl.constexpr,
+    EDGES: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """out = (1{v = label} - p_v) g / T. out may be x: a thread writes only what it has read."""
     r = tl.program_id(0).to(tl.int64)
-    row = x_ptr + (r // inner) * stride_o + (r % inner) * stride_i
+    start_of_row = (r // inner) * stride_o + (r % inner) * stride_i
+    row = x_ptr + start_of_row
     out = out_ptr + (r // inner) * out_stride_o + (r % inner) * out_stride_i
-    column = tl.arange(0, LANES * WIDTH)
+    head = _head(shift + start_of_row, V, WIDTH, UNIT, EDGES)
+    lane = tl.arange(0, LANES)[:, None]
+    column = lane * WIDTH + tl.arange(0, WIDTH)[None, :]
+    body, out_body = row, out
+    if EDGES:
+        body, out_body = row + head, out + head
+    if UNIT:
+        body = tl.multiple_of(body, WIDTH * (x_ptr.dtype.element_ty.primitive_bitwidth // 8))
+        out_body = tl.multiple_of(out_body, WIDTH * (out_ptr.dtype.element_ty.primitive_bitwidth // 8))
+    vectors = (V - head) // WIDTH
+    at_edge = tl.where(lane < head, lane, lane + vectors * WIDTH)
     g = tl.load(grad_log_prob_ptr + r)
     if g == 0.0:  # a prompt or padding token: nothing to read
-        for start in range(0, V, LANES * WIDTH):
-            at = start + column
-            to = _offset(at, out_stride_v, UNIT)
-            tl.store(out + to, tl.zeros((LANES * WIDTH,), out_ptr.dtype.element_ty), mask=at < V)
+        for start in range(0, vectors, LANES):
+            to = _offset(start * WIDTH + column, out_stride_v, UNIT)
+            zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
+            tl.store(out_body + to, zeros, mask=start + lane < vectors)
+        if EDGES:
+            to = _offset(at_edge, out_stride_v, UNIT)
+            tl.store(out + to, tl.zeros((LANES, 1), out_ptr.dtype.element_ty), mask=at_edge < V)
     else:
         inv_t = _inverse_temperature(temperature_ptr, inverse_temperature, r, PER_ROW)
         high = tl.load(max_ptr + r)
@@ -235,13 +289,19 @@ def _gradient_kernel(
         at_label = _one_minus_exp(tl.load(log_prob_ptr + r)) * (g * inv_t)
         scale = -g * inv_t
         c = inv_t * LOG2E
-        for start in range(0, V, LANES * WIDTH):
-            at = start + column
-            x = tl.load(row + _offset(at, stride_v, UNIT), mask=at < V, other=float("-inf")).to(tl.float32)
-            to = _offset(at, out_stride_v, UNIT)
+        for start in range(0, vectors, LANES):
+            at = start * WIDTH + column
+            inside = start + lane < vectors
+            x = tl.load(body + _offset(at, stride_v, UNIT), mask=inside, other=float("-inf")).to(tl.float32)
             p = _exp2((x - high) * c - log2_sum, FAST)
-            grad = tl.where(at == label, at_label, p * scale)
-            tl.store(out + to, grad.to(out_ptr.dtype.element_ty), mask=at < V)
+            grad = tl.where(head + at == label, at_label, p * scale)
+            tl.store(out_body + _offset(at, out_stride_v, UNIT), grad.to(out_ptr.dtype.element_ty), mask=inside)
+        if EDGES:
+            inside = at_edge < V
+            x = tl.load(row + _offset(at_edge, stride_v, UNIT), mask=inside, other=float("-inf")).to(tl.float32)
+            p = _exp2((x - high) * c - log2_sum, FAST)
+            grad = tl.where(at_edge == label, at_label, p * scale)
+            tl.store(out + _offset(at_edge, out_stride_v, UNIT), grad.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _rows(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:
@@ -280,20 +340,22 @@ def _fast() -> bool:
     return not INTERPRETED and torch.version.hip is None
 
 
-def _forward_shape(vocabulary: int, itemsize: int, aligned: bool) -> tuple[int, int, int]:
+def _forward_shape(vocabulary: int, itemsize: int) -> tuple[int, int, int]:
     """(lanes, width, warps): each lane reads 16 bytes at a time, so its maximum needs no other thread.
 
-    32 columns a thread for 16-bit logits and 8 for fp32 came closest to the copy bandwidth of an H100. Rows that do not
-    start on 16 bytes are read an element at a time, where small programs lose least.
+    32 columns a thread for 16-bit logits and 8 for fp32 came closest to the copy bandwidth of an H100.
     """
     width = 16 // itemsize
     if INTERPRETED:
         return 32, width, 1
-    if not aligned:
-        return 128, width, 4
     largest = 1024 if itemsize == 2 else 512
     lanes = min(largest, max(128, triton.next_power_of_2(triton.cdiv(vocabulary, width))))
     return lanes, width, max(1, lanes // (largest // 8))
+
+
+def _element(tensor: torch.Tensor) -> int:
+    """Which element of memory the tensor starts at."""
+    return tensor.data_ptr() // tensor.element_size()
 
 
 BACKWARD_BLOCK, BACKWARD_WARPS = 8192, 16
@@ -323,9 +385,8 @@ def statistics(
     if n == 0:
         return a, b, c, d
     per_row, inverse, is_tensor = _temperature(temperature, a)
-    row_bytes = [stride * logits.element_size() for stride in (stride_o, stride_i)]
-    aligned = stride_v == 1 and all(offset % 16 == 0 for offset in (*row_bytes, logits.data_ptr()))
-    lanes, width, warps = _forward_shape(logits.shape[-1], logits.element_size(), aligned)
+    lanes, width, warps = _forward_shape(logits.shape[-1], logits.element_size())
+    shift = _element(logits)
     outputs = (a, a, a, b, c, d) if partial else (a, b, c, d, d, d)
     with _on(logits):
         _statistics_kernel[(n,)](
@@ -337,6 +398,7 @@ def statistics(
             logits.shape[-1],
             first_label,
             inner,
+            shift % width,
             stride_o,
             stride_i,
             stride_v,
@@ -345,6 +407,7 @@ def statistics(
             LANES=lanes,
             WIDTH=width,
             UNIT=stride_v == 1,
+            EDGES=any(step % width for step in (logits.shape[-1], shift, stride_o, stride_i)),
             FAST=_fast(),
             num_warps=warps,
         )
@@ -372,11 +435,17 @@ def gradient(
     if in_place and source is logits:
         target, out_o, out_i, out_v = out, stride_o, stride_i, stride_v
     else:
-        target = out if out.is_contiguous() else torch.empty_like(source, dtype=out.dtype)
-        out_o, out_i, out_v = inner * target.shape[-1], target.shape[-1], 1
+        target, out_inner, out_o, out_i, out_v = _rows(out)
+        if target is not out or out_inner != inner:  # not the same walk over the leading dimensions
+            target = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            out_o, out_i, out_v = inner * out.shape[-1], out.shape[-1], 1
     per_row, inverse, is_tensor = _temperature(temperature, others)
     block = 1024 if INTERPRETED else BACKWARD_BLOCK
     width = 16 // max(logits.element_size(), out.element_size())
+    shift = _element(source)
+    ways = ((shift, _element(target)), (stride_o, out_o), (stride_i, out_i))
+    if any((read - written) % width for read, written in ways):
+        width = 1  # no column starts an access of both
     with _on(logits):
         _gradient_kernel[(n,)](
             source,
@@ -391,6 +460,7 @@ def gradient(
             logits.shape[-1],
             first_label,
             inner,
+            shift % width,
             stride_o,
             stride_i,
             stride_v,
@@ -401,6 +471,7 @@ def gradient(
             LANES=block // width,
             WIDTH=width,
             UNIT=stride_v == 1 and out_v == 1,
+            EDGES=any(step % width for step in (logits.shape[-1], shift, stride_o, stride_i)),
             FAST=_fast(),
             num_warps=BACKWARD_WARPS,
         )

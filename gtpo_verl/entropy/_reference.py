@@ -102,7 +102,8 @@ def gradient(
     rows = logits.reshape(-1, vocabulary)
     target = rows if out.data_ptr() == logits.data_ptr() and rows.data_ptr() == logits.data_ptr() else None
     if target is None:
-        target = out.view(-1, vocabulary) if out.is_contiguous() else torch.empty_like(rows, dtype=out.dtype)
+        viewable = out.dim() == 2 or out.is_contiguous()
+        target = out.view(-1, vocabulary) if viewable else torch.empty_like(rows, dtype=out.dtype)
     flat = labels.reshape(-1, 1).long() - first_label
     inverse = _inverse(temperature, dtype)
     log_sum = others.reshape(-1, 1).log1p()

@@ -81,6 +81,11 @@ def _chunk_shape(n: int, vocabulary: int, parts: int, dtype: torch.dtype, chunk_
     return min(chunk_tokens, max(n, 1)), columns
 
 
+def _padded(columns: int) -> int:
+    """Elements from one row of a buffer to the next: rows that start on a cache line are what matmuls write fastest."""
+    return -(-columns // 64) * 64
+
+
 def _slices(n: int, size: int) -> list[slice]:
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
@@ -139,13 +144,12 @@ def _forward(
     results = torch.empty(len(columns_of), 4, n, dtype=result_dtype, device=hidden.device)
 
     def logits_of(buffer: torch.Tensor, chunk: slice, part: slice) -> torch.Tensor:
-        shape = (chunk.stop - chunk.start, part.stop - part.start)
-        logits = buffer[: shape[0] * shape[1]].view(shape)
+        logits = buffer[: chunk.stop - chunk.start, : part.stop - part.start]
         _multiply(hidden[chunk], weight[part].t(), logits)
         return logits
 
     def buffer() -> torch.Tensor:
-        return torch.empty(tokens * columns, dtype=logits_dtype, device=hidden.device)
+        return torch.empty(tokens, _padded(columns), dtype=logits_dtype, device=hidden.device)
 
     if len(columns_of) == 1:
         memory = buffer()
@@ -227,18 +231,17 @@ def _backward(
     high, others, log_prob, grad_log_prob = saved
     per_column = n * (logits_dtype.itemsize + (0 if logits_dtype == hidden.dtype else hidden.dtype.itemsize))
     columns = _equal_parts(vocabulary, -(-vocabulary * per_column // BUFFER_BYTES))
-    logits_buffer = torch.empty(n * columns, dtype=logits_dtype, device=hidden.device)
+    logits_buffer = torch.empty(n, _padded(columns), dtype=logits_dtype, device=hidden.device)
     grad_buffer = logits_buffer
     if logits_dtype != hidden.dtype:
-        grad_buffer = torch.empty(n * columns, dtype=hidden.dtype, device=hidden.device)
+        grad_buffer = torch.empty(n, _padded(columns), dtype=hidden.dtype, device=hidden.device)
     sum_dtype = torch.float32 if hidden.dtype in _HALF else hidden.dtype
     grad_hidden = torch.zeros(n, width, dtype=sum_dtype, device=hidden.device) if needs[0] else None
     grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if needs[1] else None
     for start in range(0, vocabulary, columns):
         rows = slice(start, min(start + columns, vocabulary))
-        shape = (n, rows.stop - start)
-        logits = logits_buffer[: shape[0] * shape[1]].view(shape)
-        grad_logits = grad_buffer[: shape[0] * shape[1]].view(shape)
+        logits = logits_buffer[:, : rows.stop - start]
+        grad_logits = grad_buffer[:, : rows.stop - start]
         _multiply(hidden, weight[rows].t(), logits)
         backend(logits).gradient(
             logits, labels, temperature, high, others, log_prob, grad_log_prob, grad_logits, first_label=start

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_verl.entropy import logprob, logprob_entropy
+from gtpo_verl.entropy.functional import backend
 
 # One program per row is a Python loop under Triton's interpreter.
 interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -141,6 +142,22 @@ def test_a_common_shift_changes_nothing(device, shift):
     labels = torch.randint(0, 500, (4,), device=device)
     for a, b in zip(logprob_entropy(logits, labels), logprob_entropy(logits + shift, labels), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("level", [-200.0, -30000.0])
+def test_logits_far_below_zero(device, dtype, level, policy_logits, exact, assert_close_to_exact):
+    """A maximum that starts at 0 (verl's Triton kernel: verl-project/verl#7439) loses such rows."""
+    logits, labels = policy_logits(4, 700, dtype=torch.float32, device=device)
+    logits = (logits + level).to(dtype)
+    assert (logits < -100).all()
+    assert_close_to_exact(*logprob_entropy(logits, labels), exact(logits, labels))
+    grad = torch.randn(4, device=device)
+    leaf = logits.clone().requires_grad_()
+    logprob(leaf, labels).backward(grad)
+    tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}[dtype]
+    wanted = exact_gradient(logits, labels, 1.0, grad)
+    torch.testing.assert_close(leaf.grad.double(), wanted, rtol=tolerance, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -327,6 +344,33 @@ def test_a_token_without_gradient_gets_zeros_even_where_its_logits_are_nan(devic
     assert leaf.grad.isfinite().all()
     assert leaf.grad[0].any()
     assert not leaf.grad[1].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocabulary", "stride"), [(5, 5), (33, 33), (40, 43), (301, 304), (1030, 1030)])
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_rows_that_start_anywhere_in_memory(
+    device, dtype, vocabulary, stride, first, policy_logits, exact, assert_close_to_exact
+):
+    """Wide accesses start somewhere inside such a row. What lies before, between and behind the rows stays as it was."""
+    source, labels = policy_logits(3, vocabulary, dtype=dtype, device=device)
+    memory = torch.full((first + 3 * stride + 9,), 7.0, dtype=dtype, device=device)
+    logits = memory.as_strided((3, vocabulary), (stride, 1), first)
+    logits.copy_(source)
+    outside = torch.ones_like(memory, dtype=torch.bool)
+    outside.as_strided(logits.shape, logits.stride(), first).fill_(False)
+
+    truth = exact(source, labels, 0.7)
+    assert_close_to_exact(*logprob_entropy(logits, labels, 0.7), truth)
+    log_prob, _, high, others = backend(logits).statistics(logits, labels, 0.7)
+    grad = torch.tensor([0.5, 0.0, -2.0], device=device)
+    wanted = exact_gradient(source, labels, 0.7, grad)
+    elsewhere = torch.full((3, vocabulary), 7.0, dtype=dtype, device=device)
+    tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}[dtype]
+    for out in (elsewhere, logits):
+        backend(logits).gradient(logits, labels, 0.7, high, others, log_prob, grad, out)
+        torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=1e-7)
+    assert (memory[outside] == 7.0).all()
 
 
 def run_backward(logits, labels):

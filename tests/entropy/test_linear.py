@@ -32,6 +32,30 @@ def test_fp32_logits_match_float64_on_the_same_inputs(device, dtype, chunk_token
     assert log_prob.shape == labels.shape
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("logits_dtype", [None, "hidden"])
+@pytest.mark.parametrize("columns", [256, 1 << 20])
+def test_logits_far_below_zero(device, dtype, logits_dtype, columns, monkeypatch, exact):
+    """In one part of the vocabulary and in several; the gradients too."""
+    monkeypatch.setattr(module, "PART_ELEMENTS", columns * 48)
+    hidden, weight, labels, _ = make(device, dtype, vocabulary=700)
+    hidden[..., 0], weight[:, 0] = 16.0, -32.0
+    logits = hidden.double() @ weight.double().T
+    assert (logits < -400).all()
+    hidden.requires_grad_()
+    if logits_dtype is not None and dtype != torch.float32:  # the rounded logits are what is asked about
+        logits = logits.to(dtype).double()
+    truth = exact(logits, labels)
+    options = {"logits_dtype": dtype if logits_dtype else None}
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, **options)
+    tolerance = 1e-3 if logits_dtype is None or dtype == torch.float32 else 5.0
+    torch.testing.assert_close(log_prob.double(), truth.log_prob, rtol=0, atol=tolerance)
+    torch.testing.assert_close(entropy.double(), truth.entropy, rtol=0, atol=tolerance)
+    linear_logprob(hidden, weight, labels, **options).sum().backward()
+    assert hidden.grad.isfinite().all()
+    assert hidden.grad.any()
+
+
 @pytest.mark.parametrize("chunk_tokens", [2, 1000])
 def test_a_long_vocabulary_is_read_in_parts(device, chunk_tokens, monkeypatch, exact):
     monkeypatch.setattr(module, "PART_ELEMENTS", 256 * 48)

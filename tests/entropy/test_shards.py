@@ -33,6 +33,19 @@ def test_shards_match_float64_in_any_order(device, bounds, dtype, policy_logits,
         assert_close_to_exact(log_prob, entropy, truth)
 
 
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_far_below_zero(device, bounds, dtype, policy_logits, exact, assert_close_to_exact):
+    """Also where one part of the vocabulary lies far below the other."""
+    logits, labels = policy_logits(4, 600, dtype=torch.float32, device=device)
+    logits -= 200
+    logits[2:, :300] -= 10000
+    logits = logits.to(dtype)
+    truth = exact(logits, labels)
+    for log_prob, entropy in parts(logits, labels, 1.0, BOUNDS[bounds]):
+        assert_close_to_exact(log_prob, entropy, truth)
+
+
 def test_a_maximum_on_every_shard_is_counted_on_every_shard(device):
     logits = torch.full((1, 600), -50.0, device=device)
     logits[0, [10, 310, 320]] = 2.0
@@ -90,8 +103,10 @@ dist.destroy_process_group()
 """
 
 
-def test_two_ranks_agree_with_one_and_each_has_its_columns_gradient(tmp_path, policy_logits):
+@pytest.mark.parametrize("level", [0.0, -500.0])
+def test_two_ranks_agree_with_one_and_each_has_its_columns_gradient(tmp_path, level, policy_logits):
     logits, labels = policy_logits(2, 5, 600)
+    logits += level
     temperature = torch.linspace(0.5, 1.5, 10).view(2, 5)
     grad = torch.randn(2, 5)
     torch.save((logits, labels, temperature, grad), tmp_path / "inputs.pt")
