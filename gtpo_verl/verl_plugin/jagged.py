@@ -139,7 +139,7 @@ def response_to_nested(tensor: torch.Tensor, response_mask: torch.Tensor) -> tor
     assert response_mask.is_nested
     offsets = _offsets(response_mask)
     inside = torch.arange(tensor.shape[1], device=tensor.device) < offsets.diff().unsqueeze(1)
-    return torch.nested.nested_tensor_from_jagged(tensor[inside], offsets)
+    return _jagged(tensor[inside], offsets)
 
 
 def _is_jagged(value: Any) -> bool:
@@ -159,4 +159,10 @@ def _spans(values: torch.Tensor, starts: torch.Tensor, offsets: torch.Tensor) ->
     """The jagged tensor of these offsets whose row i is what stands in `values` from `starts[i]` on."""
     lengths = offsets.diff()
     within = torch.arange(int(offsets[-1]), device=values.device) - offsets[:-1].repeat_interleave(lengths)
-    return torch.nested.nested_tensor_from_jagged(values[within + starts.repeat_interleave(lengths)], offsets)
+    return _jagged(values[within + starts.repeat_interleave(lengths)], offsets)
+
+
+def _jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """With its shortest and longest row, as verl's have them: without, torch 2.11 pads a row to the length of all."""
+    shortest, longest = torch.stack(offsets.diff().aminmax()).tolist()
+    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
