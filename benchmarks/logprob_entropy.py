@@ -60,7 +60,7 @@ class Table:
         import importlib.metadata
 
         versions = {}
-        for package in ("torch", "triton", "verl", "liger-kernel", "flash-attn"):
+        for package in ("torch", "triton", "verl", "liger-kernel", "nvidia-cutlass-dsl", "flash-attn"):
             try:
                 versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
@@ -87,6 +87,16 @@ def milliseconds(run: Callable[[], object], budget: float = 0.4) -> float:
         run()
         times.append((time.perf_counter() - before) * 1e3)
     return statistics.median(times)
+
+
+def longest_kernel(run: Callable[[], object]) -> str:
+    """Name of the GPU kernel that takes most of the time: which path a library has taken."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize()
+    return max(profiled.key_averages(), key=lambda event: event.self_device_time_total).key[:120]
 
 
 def measure(table: Table, problem: Problem, method: str, run: Callable[[], Result], budget: float = 0.4) -> float:
@@ -116,6 +126,8 @@ def measure(table: Table, problem: Problem, method: str, run: Callable[[], Resul
             columns["entropy_relative_error"] = (error / (problem.entropy + 1e-6)).max().item()
             columns["entropy_zero_or_less"] = f"{(sampled <= 0).sum().item()} of {len(sampled)}"
         del log_prob, entropy
+        if on_gpu:
+            columns["longest_kernel"] = longest_kernel(run)
         ms = milliseconds(run, budget)
     except Exception as failure:
         table.add(problem, method, ms=float("nan"), note=repr(failure)[:200])
@@ -431,12 +443,13 @@ def main() -> None:
     print(f"{table.card}, torch {torch.__version__}, {datetime.date.today()}")
     try:
         if "logits" in arguments.sections:
-            for tokens, vocabulary in ((8192, 152064), (8192, 49152)):
+            for tokens, vocabulary in ((8192, 152064), (8192, 49152), (8192, 50257)):
                 logits_forward(table, tokens, vocabulary, torch.bfloat16, "cuda")
                 logits_backward(table, tokens, vocabulary, torch.bfloat16, "cuda")
             logits_forward(table, 4096, 152064, torch.float32, "cuda")
         if "hidden" in arguments.sections:
             hidden(table, 22528, 5120, 152064, "cuda")
+            hidden(table, 8192, 4096, 131072, "cuda")  # the shape that Liger publishes figures for
             hidden(table, 32768, 576, 49152, "cuda")
         if "cpu" in arguments.sections:
             cpu(table)

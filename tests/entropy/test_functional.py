@@ -352,7 +352,7 @@ def test_a_token_without_gradient_gets_zeros_even_where_its_logits_are_nan(devic
 def test_rows_that_start_anywhere_in_memory(
     device, dtype, vocabulary, stride, first, policy_logits, exact, assert_close_to_exact
 ):
-    """Wide accesses start inside such a row. What lies before, between and behind the rows stays as it was."""
+    """Wide accesses start somewhere inside such a row. What lies around the rows stays as it was."""
     source, labels = policy_logits(3, vocabulary, dtype=dtype, device=device)
     memory = torch.full((first + 3 * stride + 9,), 7.0, dtype=dtype, device=device)
     logits = memory.as_strided((3, vocabulary), (stride, 1), first)
