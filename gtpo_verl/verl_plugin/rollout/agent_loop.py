@@ -31,6 +31,8 @@ class BatchingAgentLoopWorker(_Worker):
     """verl's worker. Any agent loop gains by the calls that travel together; verl's single-turn loop, which keeps
     nothing of a response, is made once and not once a response."""
 
+    reward_loop_worker_handles: list[Any] | None
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if isinstance(self.llm_client, BatchingClient):
@@ -76,12 +78,12 @@ class SharedSingleTurnAgentLoop(SingleTurnAgentLoop):
         self._prompts: OrderedDict[str, list[int]] = OrderedDict()
         self.loop = _Inline()  # type: ignore[assignment]
 
-    async def ct_build_initial_tokens(self, messages: list[dict], **others: Any) -> list[int]:
-        if any(others.get(name) for name in ("tools", "images", "videos", "audios")):
-            return await super().ct_build_initial_tokens(messages, **others)
+    async def ct_build_initial_tokens(self, messages: list[dict], *media: Any, **named_media: Any) -> list[int]:
+        if any(media) or any(named_media.values()):
+            return await super().ct_build_initial_tokens(messages, *media, **named_media)
         prompt = repr(messages)
         if prompt not in self._prompts:
-            self._prompts[prompt] = await super().ct_build_initial_tokens(messages, **others)
+            self._prompts[prompt] = await super().ct_build_initial_tokens(messages)
             if len(self._prompts) > self._REMEMBERED:
                 self._prompts.popitem(last=False)
         return list(self._prompts[prompt])
