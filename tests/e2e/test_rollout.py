@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def rollouts(tmp_path_factory) -> dict[str, dict]:
         subprocess.run(
             [sys.executable, str(Path(__file__).with_name("rollout_process.py")), str(folder), way],
             check=True,
-            timeout=280,
+            timeout=400,
             env={**os.environ, "GTPO_VERL_TMP": str(folder / "ray")},
         )
         results[way] = torch.load(folder / f"{way}.pt", weights_only=False)
