@@ -56,7 +56,10 @@ def test_sampled_and_stopped_responses_are_among_them(rollouts) -> None:
 
 def test_a_failing_response_fails_its_prompt_alone(rollouts) -> None:
     for way in rollouts.values():
-        assert way["failing"] == {"wrong0": "finished", "wrong1": "failure"}
+        assert way["failing"]["status"] == {"wrong0": "finished", "wrong1": "failure"}
+    errors = rollouts["gtpo-verl"]["failing"]["errors"]
+    assert errors["wrong0"] is None
+    assert "no such loop" in errors["wrong1"]
 
 
 def test_aborted_responses_keep_their_tokens(rollouts) -> None:

@@ -37,10 +37,18 @@ class BatchingAgentLoopWorker(_Worker):
             self.llm_client.start()
         if self.reward_loop_worker_handles is not None:
             self.reward_loop_worker_handles = [BatchingRewards(self.reward_loop_worker_handles)]
-        row_queue.install(self.config)
+        self._rows = row_queue.install(self.config)
         self._shared: SharedSingleTurnAgentLoop | None = None
 
-    async def _run_agent_loop(
+    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await self._run_one(*args, **kwargs)
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error  # under Ray's wrapper
+            self._rows.errors.setdefault(kwargs["uid"], f"{type(cause).__name__}: {cause}")
+            raise
+
+    async def _run_one(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any
     ) -> Any:
         registered = agent_loop._agent_loop_registry.get(agent_name)

@@ -11,14 +11,15 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
 
 
-def install(config: DictConfig) -> None:
+def install(config: DictConfig) -> "RowQueue":
     """Patches verl/trainer/ppo/v1/agent_loop_tq.py (`_agent_loop_postprocess`) in this process, once: it puts each
     response into TransferQueue by a call of its own, four messages to its processes."""
     if isinstance(agent_loop_tq.tq, RowQueue):
-        return
+        return agent_loop_tq.tq
     simple = config.transfer_queue.backend.storage_backend == "SimpleStorage"
     agent_loop_tq.tq = RowQueue(agent_loop_tq.tq, Rows if simple else list_of_dict_to_tensordict)
     agent_loop_tq.list_of_dict_to_tensordict = list  # type: ignore[assignment]  # made once a batch, below
+    return agent_loop_tq.tq
 
 
 class RowQueue:
@@ -28,12 +29,15 @@ class RowQueue:
         self._queue = queue
         self._table = table
         self._put = Batcher(self._put_many)
+        self.errors: dict[str, str] = {}  # of a prompt's first response that failed, by the prompt's uid
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
     def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> Any:
-        """A tag without fields."""
+        """A tag without fields; that of a prompt that failed says why."""
+        if tag.get("status") == "failure" and key in self.errors:
+            tag = {**tag, "error": self.errors.pop(key)}
         return self._put((partition_id, [key], None, [tag]))
 
     def async_kv_batch_put(
