@@ -140,7 +140,14 @@ class Rollouts:
         self.queue.kv_clear(keys=[*keys, *status], partition_id="train")
         rows = {key: {name: column[i] for name, column in columns.items()} for i, key in enumerate(keys)}
         layouts = {name: type(column).__name__ for name, column in data.items()}
-        return {"status": status, "tags": {key: tags[key] for key in keys}, "rows": rows, "layouts": layouts}
+        errors = {key: tags[key].get("error") for key in status}
+        return {
+            "status": status,
+            "errors": errors,
+            "tags": {key: tags[key] for key in keys},
+            "rows": rows,
+            "layouts": layouts,
+        }
 
 
 class Nothing:
@@ -156,7 +163,7 @@ def main(folder: Path, ours: bool) -> None:
     rollouts.start("prompt", [loops[i % 3] for i in range(PROMPTS)])
     result: dict[str, Any] = {"finished": rollouts.wait()}
     rollouts.start("wrong", ["single_turn_agent", "no such loop"])
-    result["failing"] = rollouts.wait()["status"]
+    result["failing"] = rollouts.wait()
 
     # Aborted on the way: long enough that none of them ends by itself.
     server = rollouts.replica.server_handle

@@ -7,11 +7,9 @@ import ray
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
+from gtpo_verl.verl_plugin.rollout import row_queue
 from gtpo_verl.verl_plugin.rollout.client import BatchingClient
 from gtpo_verl.verl_plugin.rollout.reward import BatchingRewards
 
@@ -31,16 +29,26 @@ class BatchingAgentLoopWorker(_Worker):
     """verl's worker. Any agent loop gains by the calls that travel together; verl's single-turn loop, which keeps
     nothing of a response, is made once and not once a response."""
 
+    reward_loop_worker_handles: list[Any] | None
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if isinstance(self.llm_client, BatchingClient):
             self.llm_client.start()
         if self.reward_loop_worker_handles is not None:
             self.reward_loop_worker_handles = [BatchingRewards(self.reward_loop_worker_handles)]
-        batch_rows()
+        self._rows = row_queue.install(self.config)
         self._shared: SharedSingleTurnAgentLoop | None = None
 
-    async def _run_agent_loop(
+    async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await self._run_one(*args, **kwargs)
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error  # under Ray's wrapper
+            self._rows.errors.setdefault(kwargs["uid"], f"{type(cause).__name__}: {cause}")
+            raise
+
+    async def _run_one(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **kwargs: Any
     ) -> Any:
         registered = agent_loop._agent_loop_registry.get(agent_name)
@@ -76,12 +84,12 @@ class SharedSingleTurnAgentLoop(SingleTurnAgentLoop):
         self._prompts: OrderedDict[str, list[int]] = OrderedDict()
         self.loop = _Inline()  # type: ignore[assignment]
 
-    async def ct_build_initial_tokens(self, messages: list[dict], **others: Any) -> list[int]:
-        if any(others.get(name) for name in ("tools", "images", "videos", "audios")):
-            return await super().ct_build_initial_tokens(messages, **others)
+    async def ct_build_initial_tokens(self, messages: list[dict], *media: Any, **named_media: Any) -> list[int]:
+        if any(media) or any(named_media.values()):
+            return await super().ct_build_initial_tokens(messages, *media, **named_media)
         prompt = repr(messages)
         if prompt not in self._prompts:
-            self._prompts[prompt] = await super().ct_build_initial_tokens(messages, **others)
+            self._prompts[prompt] = await super().ct_build_initial_tokens(messages)
             if len(self._prompts) > self._REMEMBERED:
                 self._prompts.popitem(last=False)
         return list(self._prompts[prompt])
@@ -93,56 +101,3 @@ class _Inline:
 
     async def run_in_executor(self, _: None, work: Any) -> Any:
         return work()
-
-
-def batch_rows() -> None:
-    """Patches verl/trainer/ppo/v1/agent_loop_tq.py (`_agent_loop_postprocess`) in this process, once: it puts each
-    response into TransferQueue by a call of its own, four messages to its processes."""
-    if isinstance(agent_loop_tq.tq, RowQueue):
-        return
-    agent_loop_tq.tq = RowQueue(agent_loop_tq.tq)  # type: ignore[assignment]
-    agent_loop_tq.list_of_dict_to_tensordict = list  # type: ignore[assignment]  # made once a batch, below
-
-
-class RowQueue:
-    """TransferQueue, as far as verl's agent loops use it, with puts that travel together."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-        self._put = Batcher(self._put_many)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._queue, name)
-
-    def async_kv_put(self, key: str, partition_id: str, tag: dict[str, Any]) -> Any:
-        """A tag without fields."""
-        return self._put((partition_id, [key], None, [tag]))
-
-    def async_kv_batch_put(
-        self, keys: list[str], partition_id: str, fields: list[dict[str, Any]], tags: list[dict[str, Any]]
-    ) -> Any:
-        """Rows of fields, a dictionary a key, and their tags."""
-        return self._put((partition_id, keys, fields, tags))
-
-    async def _put_many(self, batch: Batch) -> None:
-        alike: dict[Any, Batch] = {}
-        for item, future in batch:
-            partition_id, _, fields, _ = item
-            columns = None if fields is None else tuple(fields[0])
-            alike.setdefault((partition_id, columns), []).append((item, future))
-        for (partition_id, columns), part in alike.items():
-            keys = [key for item, _ in part for key in item[1]]
-            tags = [tag for item, _ in part for tag in item[3]]
-            rows = None if columns is None else [row for item, _ in part for row in item[2]]
-            try:
-                await self._queue.async_kv_batch_put(
-                    keys=keys,
-                    partition_id=partition_id,
-                    fields=None if rows is None else list_of_dict_to_tensordict(rows),
-                    tags=tags,
-                )
-                result: Any = None
-            except Exception as error:
-                result = error
-            for _, future in part:
-                settle(future, result)

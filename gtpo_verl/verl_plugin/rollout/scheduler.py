@@ -26,7 +26,7 @@ def read_whole(sampling_params: dict[str, Any]) -> dict[str, Any]:
     return {
         "output_kind": RequestOutputKind.FINAL_ONLY,
         "detokenize": bool(sampling_params.get("stop")),
-        "flat_logprobs": True,
+        "flat_logprobs": sampling_params.get("prompt_logprobs") is None,  # verl reads those in vLLM's other layout
         **sampling_params,
     }
 
@@ -37,9 +37,9 @@ class Tokens:
     __slots__ = ("logprobs", "ranks", "token_ids")
 
     def __init__(self) -> None:
-        self.token_ids = array("q")
+        self.token_ids = array("i")
         self.logprobs = array("f")
-        self.ranks = array("q")
+        self.ranks = array("i")
 
     def keep(self, output: EngineCoreOutput) -> None:
         self.token_ids.extend(output.new_token_ids)

@@ -57,9 +57,11 @@ class BatchingServer(vLLMHttpServer):
             left -= len(outputs)
             yield outputs
 
-    async def generate(self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, **kwargs: Any) -> Any:
+    async def generate(
+        self, prompt_ids: Any, sampling_params: dict[str, Any], request_id: str, *args: Any, **kwargs: Any
+    ) -> Any:
         try:
-            return await super().generate(prompt_ids, read_whole(sampling_params), request_id, **kwargs)
+            return await super().generate(prompt_ids, read_whole(sampling_params), request_id, *args, **kwargs)
         finally:
             self._submitting.discard(request_id)
 
