@@ -3,10 +3,11 @@
 `compute_advantages` is the core, for flat tensors without padding; `compute_padded_advantages` wraps it for padded
 tensors.
 `gtpo_loss`, `grpo_s_loss` and `grpo_s_geometric_loss` are the losses, `GtpoConfig` holds every option.
+`forking_tokens` is of another paper (arXiv 2506.01939), to compare with or to combine.
 """
 
 from gtpo_verl.algorithms.advantages import AdvantageResult, compute_advantages
-from gtpo_verl.algorithms.checks import refuse_kl_in_reward, unfitting_pair, unused_keys
+from gtpo_verl.algorithms.checks import needs_groups, refuse_kl_in_reward, unfitting_pair, unused_keys
 from gtpo_verl.algorithms.config import (
     ClipConfig,
     GtpoConfig,
@@ -16,6 +17,7 @@ from gtpo_verl.algorithms.config import (
     gtpo_section,
 )
 from gtpo_verl.algorithms.estimators import ESTIMATORS
+from gtpo_verl.algorithms.forking import ForkingConfig, forking_tokens
 from gtpo_verl.algorithms.losses import LOSSES, GlobalBatch, grpo_s_geometric_loss, grpo_s_loss, gtpo_loss
 from gtpo_verl.algorithms.padded import compute_padded_advantages
 
@@ -24,6 +26,7 @@ __all__ = [
     "LOSSES",
     "AdvantageResult",
     "ClipConfig",
+    "ForkingConfig",
     "GlobalBatch",
     "GtpoConfig",
     "LengthPenaltyConfig",
@@ -31,10 +34,12 @@ __all__ = [
     "SuccessConfig",
     "compute_advantages",
     "compute_padded_advantages",
+    "forking_tokens",
     "grpo_s_geometric_loss",
     "grpo_s_loss",
     "gtpo_loss",
     "gtpo_section",
+    "needs_groups",
     "refuse_kl_in_reward",
     "unfitting_pair",
     "unused_keys",

@@ -45,7 +45,7 @@ def compute_advantages(
     """
     method = lookup(estimator)
     config = method.resolve(GtpoConfig.from_any(config))
-    if config.length_penalty.enable and config.length_penalty.max_length is None:
+    if config.length_penalty.needs_max_length and config.length_penalty.max_length is None:
         raise ValueError("algorithm.gtpo.length_penalty.max_length must be set, as length_penalty.enable is true")
     _check(entropy, offsets, group, success)
     offsets, group, success = (each.to(entropy.device) for each in (offsets.long(), group.long(), success))

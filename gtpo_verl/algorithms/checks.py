@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from gtpo_verl.algorithms.config import ROOT, GtpoConfig
+from gtpo_verl.algorithms.config import GROP, GROUP, POSITION, ROOT, GtpoConfig
 from gtpo_verl.algorithms.estimators import ESTIMATORS, SEQUENCE, TOKEN, lookup
 
 _LOSS_LEVEL = {"gtpo": TOKEN, "grpo_s": SEQUENCE, "grpo_s_geometric": SEQUENCE}
@@ -30,12 +30,16 @@ _USERS = {
 def unused_keys(estimator: str, config: GtpoConfig) -> list[str]:
     """Full names of the keys that were set to other than their default, though the estimator does not use them.
 
-    The details of a length penalty that is off are not named: where it begins belongs to a task, not to an estimator.
+    Where a length penalty begins is not named where it is off or of the other kind: that belongs to a task, not to an
+    estimator.
     """
     resolved = lookup(estimator).resolve(config)
     unused = {key for key, users in _USERS.items() if estimator not in users}
     if not config.length_penalty.enable:
         unused.discard("length_penalty")
+        unused.add("length_penalty.kind")
+    elif config.length_penalty.kind == GROP:
+        unused |= {"length_penalty.denominator", "length_penalty.on"}
     if resolved.clip.enable:
         unused.add("alpha")
     else:
@@ -53,6 +57,14 @@ def _changed(config: Any, default: Any, prefix: str = "") -> list[str]:
         elif value != usual:
             names.append(prefix + field.name)
     return names
+
+
+def needs_groups(estimator: str, config: GtpoConfig) -> bool:
+    """Whether every advantage is 0 where each prompt has a single response, as there is nothing to compare it with."""
+    if config.uniform_groups == "zero":
+        return True
+    alone = lookup(estimator).level == SEQUENCE or config.relative_to == POSITION
+    return config.normalize.scope == GROUP and alone
 
 
 def unfitting_pair(adv_estimator: str, loss_mode: str) -> str | None:

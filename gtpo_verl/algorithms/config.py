@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any
+
+from gtpo_verl.algorithms.reading import check_types, read, require, require_one_of, section
 
 ROOT = "algorithm.gtpo"
 
 POSITION, RESPONSE, GROUP, BATCH = "position", "response", "group", "batch"
 ALL, JOINT, POLARITY = "all", "joint", "polarity"
+OVERLONG, GROP = "overlong", "grop"
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,12 @@ class ClipConfig:
 
 @dataclass(frozen=True)
 class LengthPenaltyConfig:
-    """The penalty on overlong responses of section 4.5.1, for `gtpo_*`."""
+    """The penalty on overlong responses, for `gtpo_*`."""
 
     enable: bool = False
+    kind: str = OVERLONG
+    """`overlong`: section 4.5.1, near the limit. `grop`: later versions of the paper, known here from restatements
+    alone, above a length made of the group's own; it has no other keys."""
     max_length: int | None = None
     """L_2, in tokens. None: the trainer fills in `data.max_response_length`."""
     buffer: int = 4096
@@ -50,6 +52,11 @@ class LengthPenaltyConfig:
     """`max_length` is the paper's and jumps to -1 at the end; `buffer` is DAPO's and continuous."""
     on: str = "success"
     """`success`: right responses alone (eq. 12). `all`: wrong ones too. In YAML `"on"` is best quoted."""
+
+    @property
+    def needs_max_length(self) -> bool:
+        """Whether `max_length` must be known."""
+        return self.enable and self.kind == OVERLONG
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class GtpoConfig:
     """Added to the standard deviation, > 0."""
 
     def __post_init__(self) -> None:
-        _check_types(self, ROOT)
+        check_types(self, ROOT)
         for key in ("alpha", "beta", "alpha2", "beta2"):
             _require(getattr(self, key) >= 0, key, getattr(self, key), "at least 0")
         for key in ("alpha1", "beta1", "entropy_floor", "epsilon"):
@@ -134,14 +141,12 @@ class GtpoConfig:
         Raises:
             ValueError: for an unknown key, or a value out of its range or of the wrong type, by the key's full name.
         """
-        return config if isinstance(config, cls) else _read(cls, config if config is not None else {}, ROOT)
+        return config if isinstance(config, cls) else read(cls, config if config is not None else {}, ROOT)
 
 
 def gtpo_section(algorithm: Any) -> Any:
     """The `gtpo` part of verl's `algorithm` configuration (mapping, dataclass or None); None if it has none."""
-    if isinstance(algorithm, Mapping):
-        return algorithm.get("gtpo")
-    return getattr(algorithm, "gtpo", None)
+    return section(algorithm, "gtpo")
 
 
 def _check_clip(clip: ClipConfig) -> None:
@@ -155,6 +160,9 @@ def _check_clip(clip: ClipConfig) -> None:
 
 def _check_length_penalty(penalty: LengthPenaltyConfig) -> None:
     key = "length_penalty"
+    _require_one_of(penalty.kind, f"{key}.kind", OVERLONG, GROP)
+    if penalty.kind == GROP:
+        return
     _require(penalty.buffer > 0, f"{key}.buffer", penalty.buffer, "above 0")
     if penalty.max_length is not None:
         limit = f"below {ROOT}.{key}.max_length = {penalty.max_length}"
@@ -164,51 +172,8 @@ def _check_length_penalty(penalty: LengthPenaltyConfig) -> None:
 
 
 def _require(condition: bool, key: str, value: Any, expected: str) -> None:
-    if not condition:
-        raise ValueError(f"{ROOT}.{key} must be {expected}, not {value!r}")
+    require(condition, f"{ROOT}.{key}", value, expected)
 
 
 def _require_one_of(value: Any, key: str, *choices: str) -> None:
-    _require(value in choices, key, value, "one of " + ", ".join(choices))
-
-
-def _read(cls: type, config: Any, name: str) -> Any:
-    """Builds the (nested) dataclass `cls` from a mapping or another dataclass; `name` is for errors."""
-    values = _as_mapping(config, name)
-    parts = {f.name: f.default_factory for f in dataclasses.fields(cls)}
-    unknown = [f"{name}.{key}" for key in values if key not in parts]
-    if unknown:
-        raise ValueError(f"unknown configuration key {', '.join(unknown)}; {name} has: {', '.join(parts)}")
-    nested = {key: part for key, part in parts.items() if part is not dataclasses.MISSING}
-    return cls(**{k: _read(nested[k], v, f"{name}.{k}") if k in nested else v for k, v in values.items()})  # type: ignore[arg-type]
-
-
-def _as_mapping(config: Any, name: str) -> dict[str, Any]:
-    if isinstance(config, Mapping):
-        # YAML 1.1, and so OmegaConf, reads an unquoted `on` as true, the key of `length_penalty.on` included.
-        return {"on" if key is True else key: value for key, value in config.items()}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    raise ValueError(f"{name} must be a mapping or a dataclass, not {config!r}")
-
-
-_TYPES = {"bool": "true or false", "float": "a finite number", "int": "a whole number", "str": "a word"}
-
-
-def _check_types(config: Any, name: str) -> None:
-    for f in dataclasses.fields(config):
-        value, key, annotation = getattr(config, f.name), f"{name}.{f.name}", str(f.type)
-        if dataclasses.is_dataclass(value):
-            _check_types(value, key)
-            continue
-        kind = annotation.removesuffix(" | None")
-        if not (_is_a(kind, value) or (value is None and kind != annotation)):
-            raise ValueError(f"{key} must be {_TYPES.get(kind, kind)}, not {value!r}")
-
-
-def _is_a(kind: str, value: Any) -> bool:
-    if kind == "bool" or isinstance(value, bool):
-        return kind == "bool" and isinstance(value, bool)
-    if kind == "float":
-        return isinstance(value, Real) and math.isfinite(value)
-    return isinstance(value, {"int": Integral, "str": str}.get(kind, ()))
+    require_one_of(value, f"{ROOT}.{key}", *choices)

@@ -174,7 +174,7 @@ def _global_mean(loss: Tensor, members: Tensor, key: str, total: float | None, d
         if dp_size > 1:
             raise ValueError(f"global_batch_info.{key} must be given when global_batch_info.dp_size is above 1")
         return loss.sum() / members.sum().clamp(min=1)
-    return loss.sum() / total * dp_size
+    return loss.sum() / max(total, 1) * dp_size  # a mini-batch without members has the loss 0, not NaN
 
 
 @torch.no_grad()

@@ -51,7 +51,7 @@ class Tally:
         sums["uniform_groups"] += block.groups - block.mixed.sum()
         sums["responses"] += len(block.lengths)
         if self._config.length_penalty.enable:
-            sums["length_penalty"] += length_penalty(block.lengths, block.right, self._config.length_penalty).sum()
+            sums["length_penalty"] += length_penalty(block, self._config.length_penalty).sum()
         if self._config.clip.enable:
             clip = self._config.clip
             unclipped = clip.alpha1 + clip.alpha2 * shaped.ratio

@@ -1,15 +1,8 @@
-"""Refusals by name: what a configuration must have for a run, and for entropy-weighted credit to mean anything."""
+"""Refusals by name: what a configuration must have for a run."""
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.algorithms import (
-    ESTIMATORS,
-    GtpoConfig,
-    gtpo_section,
-    refuse_kl_in_reward,
-    unfitting_pair,
-    unused_keys,
-)
+from gtpo_verl.configuration.algorithm_checks import check_algorithm
 from gtpo_verl.configuration.composition import refuse_credentials
 from gtpo_verl.configuration.settings import RecipeSettings
 
@@ -27,26 +20,7 @@ def check_config(config: DictConfig) -> list[str]:
     refuse_credentials(config)
     checkpoints_to_keep(config)
     check_sequence_parallel(config)
-    gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
-    estimator = config.algorithm.adv_estimator
-    mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    warnings = [mismatch] if mismatch else []
-    if estimator not in ESTIMATORS:
-        return warnings
-
-    where = "they come from the synchronous V1 trainer (trainer.use_v1=True trainer.v1.trainer_mode=sync)"
-    if not config.trainer.use_v1:
-        raise ValueError(f"trainer.use_v1=False: the V0 trainer hands {estimator} no entropies; {where}")
-    mode = config.trainer.v1.trainer_mode
-    if mode != "sync":
-        raise ValueError(f"trainer.v1.trainer_mode={mode}: that trainer hands {estimator} no entropies; {where}")
-    if OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode"):
-        raise ValueError(
-            "algorithm.rollout_correction.bypass_mode=True skips the log-probability pass, and with it the entropies "
-            f"that {estimator} divides by; set it to False"
-        )
-    refuse_kl_in_reward(config.algorithm)
-    return warnings + [f"{key} has no effect on {estimator}" for key in unused_keys(estimator, gtpo)]
+    return check_algorithm(config)
 
 
 def check_sequence_parallel(config: DictConfig) -> None:

@@ -245,11 +245,14 @@ def host_memory(config: DictConfig, shape: ModelShape) -> dict[str, int]:
     """
     fsdp, gpus = config.actor_rollout_ref.actor.fsdp_config, config.trainer.n_gpus_per_node
     state, everything = training_state(config, shape), _offload_policy(config)
+    penalised = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
     return {
         "loading": _bytes(fsdp.model_dtype, 4) * shape.parameters * (gpus if shape.tied else 1),
         "offloaded weights": gpus * state["weights"] if everything or fsdp.param_offload else 0,
         "offloaded gradients": gpus * state["gradients"] if everything else 0,
         "offloaded optimizer": gpus * state["optimizer"] if everything or fsdp.optimizer_offload else 0,
+        # verl always keeps it there, a layer at a time on the GPU; LoRA's is the actor without adapters.
+        "reference model": gpus * state["weights"] if penalised and _trained(config, shape) else 0,
     }
 
 

@@ -1,6 +1,7 @@
 """Entropy-weighted advantages of a batch in TransferQueue: fetched, computed by `gtpo_verl.algorithms`, put back."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from gtpo_verl.algorithms import GtpoConfig, compute_advantages
 from gtpo_verl.verl_plugin import transfer
+
+logger = logging.getLogger(__name__)
 
 
 class EntropyAdvantages:
@@ -53,12 +56,19 @@ class EntropyAdvantages:
         result = compute_advantages(
             self.estimator,
             entropy=data["entropy"].values()[kept],
-            offsets=torch.nn.functional.pad(kept.long().cumsum(0), (1, 0))[offsets],
+            offsets=offsets_of_kept(kept, offsets),
             group=group_ids(list(data["uid"])),
             success=torch.tensor(success),
             config=self.gtpo,
         )
         metrics.update(result.metrics)
+        if not result.advantages.any():
+            logger.warning(
+                "Every advantage of this step is 0, it teaches nothing: all responses to each prompt are right, or all "
+                "wrong, by algorithm.gtpo.success (key %s, threshold %g)",
+                key,
+                threshold,
+            )
 
         advantages = torch.zeros(kept.shape, dtype=torch.float32)
         advantages[kept] = result.advantages
@@ -86,6 +96,16 @@ def _with_max_length(config: GtpoConfig, max_response_length: int) -> GtpoConfig
         return config
     penalty = dataclasses.replace(config.length_penalty, max_length=max_response_length)
     return dataclasses.replace(config, length_penalty=penalty)
+
+
+def offsets_of_kept(kept: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Where each response begins and the last one ends among the tokens that are kept.
+
+    Args:
+        kept: (tokens,) bool.
+        offsets: (responses + 1,) int64, the same among all tokens.
+    """
+    return torch.nn.functional.pad(kept.long().cumsum(0), (1, 0))[offsets]
 
 
 def group_ids(uids: list[str]) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """verl's synchronous V1 trainer, put together with what GTPO needs and what a long run needs.
 
 GTPO: the advantages are computed from the entropies of the log-probability pass and from the raw task metric
-(`advantages`). Every recipe run, DAPO's too: dynamic sampling ends with an error instead of never (`replay_buffer`),
-metrics survive a resume, a checkpoint never precedes the metrics of its step, and the last N are kept, whatever was
-resumed (`saving`).
+(`advantages`). Whichever method's, they can be kept at forking tokens alone (`forking`). Every recipe run, DAPO's too:
+dynamic sampling ends with an error instead of never (`replay_buffer`), metrics survive a resume, a checkpoint never
+precedes the metrics of its step, and the last N are kept, whatever was resumed (`saving`).
 """
 
 import logging
@@ -15,13 +15,15 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from gtpo_verl.algorithms import ESTIMATORS
+from gtpo_verl.algorithms import ESTIMATORS, ForkingConfig
+from gtpo_verl.configuration.algorithm_checks import forks
 from gtpo_verl.configuration.checks import check_config, validates_only
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
 from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages
+from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.token_dump import dump_tokens
 from gtpo_verl.verl_plugin.transfer import Batch
@@ -40,7 +42,7 @@ def install_trainer() -> None:
 
 def sync_trainer(config: DictConfig) -> PPOTrainerSync:
     """The trainer for `config`: verl's own, untouched, for a job that uses nothing of gtpo-verl."""
-    ours = config.algorithm.adv_estimator in ESTIMATORS or "gtpo_verl" in config
+    ours = config.algorithm.adv_estimator in ESTIMATORS or "gtpo_verl" in config or forks(config)
     return GtpoTrainer(config) if ours else PPOTrainerSync(config)
 
 
@@ -87,9 +89,13 @@ class GtpoTrainer(PPOTrainerSync):
         return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
-        if self.config.algorithm.adv_estimator not in ESTIMATORS:
-            return super()._compute_advantage(batch, metrics)
-        return EntropyAdvantages(self.config).compute(batch, metrics)
+        if self.config.algorithm.adv_estimator in ESTIMATORS:
+            batch = EntropyAdvantages(self.config).compute(batch, metrics)
+        else:
+            batch = super()._compute_advantage(batch, metrics)
+        if forks(self.config):
+            batch = keep_forking_tokens(batch, ForkingConfig.from_algorithm(self.config.algorithm), metrics)
+        return batch
 
     def _update_actor(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         batch = super()._update_actor(transfer.for_update(batch) if self._reads_text_alone else batch, metrics)

@@ -5,6 +5,7 @@ dicts with the keys of `algorithm.gtpo`; those left out have the documented defa
 """
 
 import math
+from fractions import Fraction
 
 DEFAULTS = {
     "alpha": 0.1,
@@ -16,6 +17,7 @@ DEFAULTS = {
     "clip": {"enable": None, "alpha1": 0.9, "alpha2": 0.1, "kappa": 2.0},
     "length_penalty": {
         "enable": False,
+        "kind": "overlong",
         "max_length": None,
         "buffer": 4096,
         "denominator": "max_length",
@@ -102,8 +104,13 @@ def token_rewards(estimator, rows, right, wrong, o):
     def inverse(h):
         return 1 / max(h, o["entropy_floor"])
 
+    lengths = {i: len(rows[i]["entropy"]) for i in right + wrong}
+    relative = grop({i: lengths[i] for i in right}, {i: lengths[i] for i in wrong})
+    grouped = o["length_penalty"]["kind"] == "grop"
     for i in right + wrong:
-        penalty = overlong(len(rows[i]["entropy"]), o["length_penalty"])
+        penalty = overlong(lengths[i], o["length_penalty"])
+        if o["length_penalty"]["enable"] and grouped:
+            penalty = relative[i]
         for t in range(len(rows[i]["entropy"])):
             plus = minus = 0.0
             if i in right:
@@ -122,7 +129,7 @@ def token_rewards(estimator, rows, right, wrong, o):
                     minus = -x
                 elif estimator == "gtpo_v3":
                     minus = -o["alpha1"] - o["alpha2"] * x
-                if o["length_penalty"]["on"] == "all":
+                if grouped or o["length_penalty"]["on"] == "all":
                     if estimator == "gtpo_v1":
                         plus += penalty
                     else:
@@ -131,8 +138,28 @@ def token_rewards(estimator, rows, right, wrong, o):
     return rewards
 
 
+def grop(right, wrong):
+    """Group Relative Overlong Punishment from the lengths of right and wrong responses, as restated by others."""
+    n, m = len(right), len(wrong)
+    result = dict.fromkeys([*right, *wrong], 0.0)
+    if 4 * n >= 3 * (n + m):
+        looked_at, punished = right, right
+    elif 4 * n <= n + m:
+        return result
+    else:
+        looked_at, punished = right | wrong, right if n > m else wrong
+    lengths = list(looked_at.values())
+    knee = max((min(lengths) + max(lengths)) / 2, sum(lengths) / len(lengths))
+    for i, length in punished.items():
+        if length >= 2 * knee:
+            result[i] = -0.5
+        elif length >= knee:
+            result[i] = -0.5 * (length - knee) / knee
+    return result
+
+
 def overlong(length, penalty):
-    if not penalty["enable"]:
+    if not penalty["enable"] or penalty["kind"] == "grop":
         return 0.0
     start = penalty["max_length"] - penalty["buffer"]
     if length <= start:
@@ -192,6 +219,18 @@ def guard(value, success, o):
     if not o["sign_guard"]:
         return value
     return max(value, 0.0) if success else min(value, 0.0)
+
+
+def forking(entropies, share, scope):
+    """Which tokens keep their advantage: one list of bools for each of the lists of entropies."""
+    kept = [[False] * len(row) for row in entropies]
+    places = [[(i, t) for t in range(len(row))] for i, row in enumerate(entropies)]
+    exact = Fraction(share).limit_denominator(10**6)
+    for pool in [[place for row in places for place in row]] if scope == "batch" else places:
+        ranked = sorted(pool, key=lambda place: -entropies[place[0]][place[1]])  # stable: equal ones stay in order
+        for i, t in ranked[: math.ceil(exact * len(pool))]:
+            kept[i][t] = True
+    return kept
 
 
 def loss(name, rows, low, high):

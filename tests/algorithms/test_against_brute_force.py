@@ -33,6 +33,7 @@ def option_sets(draw, longest):
         },
         "length_penalty": {
             "enable": draw(st.booleans()),
+            "kind": draw(st.sampled_from(["overlong", "grop"])),
             "buffer": buffer,
             "max_length": buffer + draw(st.integers(1, longest + 1)),
             "denominator": draw(st.sampled_from(["max_length", "buffer"])),

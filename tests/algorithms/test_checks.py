@@ -4,9 +4,17 @@ import subprocess
 import sys
 
 import pytest
+from batches import flat, random_rows
 from omegaconf import OmegaConf
 
-from gtpo_verl.algorithms import refuse_kl_in_reward, unfitting_pair
+from gtpo_verl.algorithms import (
+    ESTIMATORS,
+    GtpoConfig,
+    compute_advantages,
+    needs_groups,
+    refuse_kl_in_reward,
+    unfitting_pair,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +62,15 @@ def test_the_algorithms_import_neither_verl_nor_ray():
     code = "import sys, gtpo_verl.algorithms; print({'verl', 'ray', 'hydra', 'omegaconf'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("uniform_groups", ["zero", "keep"])
+@pytest.mark.parametrize("scope", ["group", "batch"])
+@pytest.mark.parametrize("relative_to", ["position", "response", "group"])
+def test_groups_are_said_to_be_needed_just_when_single_responses_give_no_advantage(
+    estimator, uniform_groups, scope, relative_to
+):
+    options = {"uniform_groups": uniform_groups, "normalize": {"scope": scope}, "relative_to": relative_to}
+    advantages = compute_advantages(estimator, *flat(random_rows(0, [1] * 9, 20)), options).advantages
+    assert (advantages == 0).all() == needs_groups(estimator, GtpoConfig.from_any(options))

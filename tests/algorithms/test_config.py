@@ -87,6 +87,8 @@ REFUSED = {
         {"enable": True, "max_length": 8, "buffer": 0},
         {"enable": True, "denominator": "length"},
         {"enable": True, "on": "failure"},
+        {"enable": True, "kind": "linear"},
+        {"kind": None},
         {"max_length": 8.5},
         {"max_len": 8},
     ],
@@ -128,6 +130,7 @@ def test_the_length_penalty_needs_a_maximum():
     with pytest.raises(ValueError, match=r"algorithm\.gtpo\.length_penalty\.max_length"):
         compute_advantages("gtpo_v1", *BATCH, options)
     compute_advantages("grpo_s_v1", *BATCH, options)  # which does not use it
+    compute_advantages("gtpo_v1", *BATCH, {"length_penalty": {"enable": True, "kind": "grop"}})  # nor does this kind
 
 
 def test_the_maximum_can_be_filled_in():
@@ -151,6 +154,13 @@ def test_the_maximum_can_be_filled_in():
         ("gtpo_v3", {"clip": {"enable": True}, "sequence_entropy": "geometric"}, ["clip.enable", "sequence_entropy"]),
         ("grpo_s_v1", {"relative_to": "group", "length_penalty": {"buffer": 32}}, ["relative_to"]),
         ("grpo_s_v1", {"length_penalty": {"enable": True}}, ["length_penalty.enable"]),
+        ("gtpo_v1", {"length_penalty": {"kind": "grop"}}, ["length_penalty.kind"]),
+        ("gtpo_v1", {"length_penalty": {"enable": True, "kind": "grop", "buffer": 32}}, []),
+        (
+            "gtpo_v1",
+            {"length_penalty": {"enable": True, "kind": "grop", "on": "all", "denominator": "buffer"}},
+            ["length_penalty.denominator", "length_penalty.on"],
+        ),
         ("grpo_s_v3", {"beta": 0.2, "beta1": 2.0, "normalize": {"over": "all"}}, ["beta"]),
     ],
 )

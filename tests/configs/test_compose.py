@@ -28,6 +28,7 @@ def composed():
 
 CHOICES = [
     *({"algorithm": algorithm} for algorithm in options("algorithm")),
+    *({"algorithm": "dapo", "rollout_correction": choice} for choice in options("rollout_correction")),
     *({"model": model, "scale": scale} for model, scale in product(options("model"), options("scale"))),
 ]
 
@@ -51,7 +52,11 @@ def test_every_file_is_reached() -> None:
     """A file outside the groups composed above, or of a new group, must be added to this test."""
     tracked = subprocess.run(["git", "ls-files", "configs"], cwd=CONFIGS.parent, capture_output=True, text=True).stdout
     names = {Path(name).relative_to("configs") for name in tracked.split() if name.endswith(".yaml")}
-    groups = {Path(group, f"{option}.yaml") for group in ("algorithm", "model", "scale") for option in options(group)}
+    groups = {
+        Path(group, f"{option}.yaml")
+        for group in ("algorithm", "model", "rollout_correction", "scale")
+        for option in options(group)
+    }
     assert names <= groups | {Path("train.yaml"), Path("gtpo.yaml")}
 
 

@@ -22,9 +22,10 @@ def gpu(config: DictConfig, shape: ModelShape, gib: float | None = 80) -> list[F
     return budget.check_gpu_memory(config, shape, None if gib is None else int(gib * GIB), "node-3")
 
 
+@pytest.mark.parametrize("algorithm", ["gtpo_v1", "gmpo", "grpo"])  # token budgets, fixed micro-batches, a reference
 @pytest.mark.parametrize("scale", ["32b_16x8", "32b_8x8", "7b_1x8"])
-def test_the_scales_fit_into_80_gb(configured, scale: str) -> None:
-    config = configured(scale=scale)
+def test_the_scales_fit_into_80_gb(configured, scale: str, algorithm: str) -> None:
+    config = configured(f"algorithm={algorithm}", scale=scale)
     findings = budget.check_gpu_memory(config, published_shape(config.gtpo_verl.architecture), 80 * 10**9, "")
     assert [finding.what for finding in findings] == [
         "GPU memory, rollout",
@@ -110,6 +111,17 @@ def test_offloading_moves_the_state_from_gpu_to_node(configured, shape: ModelSha
     assert budget.rollout_phase(there, shape, 0).parts["weights"] == 0
     assert budget.host_memory(here, shape)["offloaded weights"] == 0
     assert budget.host_memory(there, shape)["offloaded weights"] == 8 * weights
+
+
+@pytest.mark.parametrize("penalty", ["actor_rollout_ref.actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"])
+def test_a_reference_model_lies_in_the_nodes_memory(configured, shape: ModelShape, penalty: str) -> None:
+    without, beside = configured(), configured(penalty)
+    weights = budget.training_state(beside, shape)["weights"]
+    assert budget.host_memory(without, shape)["reference model"] == 0
+    assert budget.host_memory(beside, shape)["reference model"] == 8 * weights
+    assert budget.phases(beside, shape, 80 * GIB) == budget.phases(without, shape, 80 * GIB)
+    adapters = configured(penalty, "actor_rollout_ref.model.lora_rank=16")
+    assert budget.host_memory(adapters, shape)["reference model"] == 0
 
 
 def test_shards_within_a_node_only(configured, shape: ModelShape) -> None:

@@ -145,15 +145,21 @@ def run(case):
     return result
 
 
-torch.set_num_threads(1)
-torch.distributed.init_process_group("cpu:gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-results = {}
-for name, case in torch.load(f"{folder}/cases.pt").items():
-    try:
-        results[name] = run(case)
-    except Exception as error:  # the other cases still have something to say
-        import traceback
+def start():
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("cpu:gloo", init_method=store, rank=rank, world_size=world_size)
 
-        results[name] = {"error": f"{error!r}\n{traceback.format_exc()}"}
-torch.save(results, f"{folder}/{rank}.pt")
-torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    start()
+    results = {}
+    for name, case in torch.load(f"{folder}/cases.pt").items():
+        try:
+            results[name] = run(case)
+        except Exception as error:  # the other cases still have something to say
+            import traceback
+
+            results[name] = {"error": f"{error!r}\n{traceback.format_exc()}"}
+    torch.save(results, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()

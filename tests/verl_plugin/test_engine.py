@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_models import VOCABULARY, save_models
 
 from gtpo_verl.configuration.preparation import engine_environment
 
 pytestmark = pytest.mark.timeout(600)
-VOCABULARY = 131
 TEMPERATURES = [0.5, 0.7, 1.0, 1.5, 2.0, 0.6, 0.9, 1.1]
 SHUFFLED = [5, 2, 7, 0, 3, 6, 1, 4]
 
@@ -55,30 +55,6 @@ TWO_RANKS = {
     "sp=2, temperature per response": {"model": "tokenwise", "sp": 2, "temperature": TEMPERATURES},
 }
 CASES = {**ONE_RANK, **TWO_RANKS}
-
-
-def save_models(folder: Path) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(1)
-    for name in ("untied", "tied", "tokenwise"):
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=VOCABULARY,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-                tie_word_embeddings=name == "tied",
-                initializer_range=0.3,
-            )
-        )
-        if name == "tokenwise":
-            for layer in model.model.layers:
-                torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        model.save_pretrained(folder / name)
 
 
 def launch(folder: Path, cases: dict, world_size: int) -> list[dict]:
