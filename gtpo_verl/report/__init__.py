@@ -33,20 +33,17 @@ def write_report(
     """
     import json
 
-    from gtpo_verl.report import figure, measures, page, summary
-    from gtpo_verl.report.comparison import compare
-    from gtpo_verl.report.runs import read_runs
+    from gtpo_verl.report import figure, page, summary
+    from gtpo_verl.report.contents import Contents
 
-    found = read_runs(runs)
-    comparison = compare(found)
-    said = summary.summarize(found, comparison)
-    panels = {"Curves": measures.curves(found.logs), "Diagnostics": measures.diagnostics(found.logs)}
-    panels = {heading: shown for heading, shown in panels.items() if shown}
+    contents = Contents.of(runs)
+    said = summary.summarize(contents.runs, contents.comparison)
+    marks = contents.fingerprints()
     output.mkdir(parents=True, exist_ok=True)
-    for heading, shown in panels.items():
-        figure.save(figure.draw(found, shown, title), output, heading.lower())
-    numbers = json.dumps(summary.to_json(found, comparison), indent=1)
-    (output / "report.json").write_text(numbers + "\n", encoding="utf-8")
-    page.write(found, panels, said, title, output / "report.html")
+    for name, panels in contents.panels.items():
+        figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
+    numbers = summary.to_json(contents.runs, contents.comparison)
+    (output / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    page.write(contents, said, title, output / "report.html")
     summary.show(said, console or Console())
     return output / "curves.png"

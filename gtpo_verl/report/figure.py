@@ -108,11 +108,9 @@ def _draw_panel(ax: Axes, measure: Measure, runs: RunSet) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write ``name.png`` (1760 pixels wide) and ``name.svg``; return their paths."""
-    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    figure.savefig(png, dpi=160)
+def save(figure: Figure, folder: Path, name: str, description: str) -> None:
+    """Write ``name.png`` (1760 pixels wide) and ``name.svg``, with a description in both for whoever reads the file."""
+    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Description": description})
     # Without a date, and with ids that do not change, the same curves give the same file.
     with rc_context({"svg.hashsalt": name}):
-        figure.savefig(svg, metadata={"Date": None})
-    return png, svg
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Description": description})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gtpo_verl.report.contents import Contents
 from gtpo_verl.report.curves import Curve
 from gtpo_verl.report.figure import DASHES, colour, y_limits
 from gtpo_verl.report.measures import Measure
@@ -28,24 +29,21 @@ _TOOLTIPS = [
 ]
 
 
-def write(runs: RunSet, panels: Mapping[str, Sequence[Measure]], summary: Summary, title: str, path: Path) -> None:
-    """Write the page.
-
-    Args:
-        panels: measures by the heading they stand under.
-        path: the file; a page without any run's curves is some 1.3 MB, which is the plotting library.
-    """
+def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
+    """Write the page: some 1.3 MB, which is the plotting library, and a few bytes for each value."""
     from bokeh.embed import components
     from bokeh.resources import Resources
     from jinja2 import Environment
 
+    runs = contents.runs
     # Ids of the drawn things that a checkbox shows and hides: by algorithm, and by kind.
     drawn: dict[str, list[str]] = defaultdict(list)
-    script, grids = components({heading: _grid(measures, runs, drawn) for heading, measures in panels.items()})
+    script, grids = components({name: _grid(panels, runs, drawn) for name, panels in contents.panels.items()})
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("gtpo_verl.report").joinpath("page.html.jinja").read_text("utf-8"))
     page = template.render(
         title=title,
+        description=contents.fingerprints()["report"],
         summary=summary,
         algorithms=[(name, label(name), colour(index)) for index, name in enumerate(runs.groups)],
         runs=runs,

@@ -7,7 +7,8 @@ from training_run import ROOT, SMALL, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
-TRAINED_ELSEWHERE = {"dapo", "gtpo_v1", "gtpo_v2", "grpo_s_v2"}  # test_training.py, test_cluster.py
+# test_training.py, test_cluster.py, test_reproduction.py
+TRAINED_ELSEWHERE = {"dapo", "gtpo_v1", "gtpo_v2", "grpo_s_v2", "gtpo_v3", "grpo_s_v3"}
 PRESETS = sorted({path.stem for path in Path(ROOT, "configs/algorithm").glob("*.yaml")} - TRAINED_ELSEWHERE)
 
 

@@ -29,7 +29,8 @@ class Browser:
         commands_out, commands_in = os.pipe()
         answers_out, answers_in = os.pipe()
         arguments = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-        arguments += [f"--user-data-dir={home}", "--window-size=1400,1000"]
+        arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        arguments += ["--no-first-run", f"--user-data-dir={home}", "--window-size=1400,1000"]
         if os.geteuid() == 0:
             arguments.append("--no-sandbox")  # Chromium refuses to run as root with it
         # It reads from descriptor 3 and writes to 4.
