@@ -109,3 +109,8 @@ def test_a_scale_that_no_manifest_has_is_one_line():
     assert result.returncode == 1
     assert result.stderr.startswith("error: no scale 5gpu in ")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_experiment_that_is_written_down_is_the_one_that_is_run():
+    written = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/experiment.md").read_text(), re.DOTALL)
+    assert written[1] == (MANIFESTS / "smollm2.yaml").read_text()
