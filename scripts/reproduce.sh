@@ -7,4 +7,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # On a machine with GPUs, the python that has their packages and gtpo-verl; for the CPU stack, .venv, made if missing.
 if [ "${1:-}" = cpu ]; then scripts/setup.sh; fi
 if [ -x .venv/bin/python ]; then PATH="$PWD/.venv/bin:$PATH"; fi
-exec python -m benchmarks.reproduction "$@"
+exec python3 -m benchmarks.reproduction "$@"

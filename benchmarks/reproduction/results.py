@@ -1,5 +1,6 @@
 """The folder of what a set has given: published as it is under benchmarks/results."""
 
+import fcntl
 import gzip
 import json
 import os
@@ -20,11 +21,20 @@ _KEPT = re.compile(
 
 
 class Results:
-    """The folder of what a set has given: a log of each run, `<name>-seed<k>.jsonl.gz`, and a record of all."""
+    """The folder of what a set has given: a log of each run, `<name>-seed<k>.jsonl.gz`, and a record of all.
+
+    Raises:
+        ValueError: another process has it, and makes the same runs.
+    """
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._lock = os.open(folder, os.O_RDONLY)  # until this process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: a start of this set is at work there") from None
         self._record = folder / RECORD_FILE
 
     def record(self) -> dict[str, dict[str, Any]]:

@@ -34,7 +34,8 @@ class Schedule:
         self._running: dict[Planned, tuple[int, float, subprocess.Popen]] = {}
         self.stopped_by: int | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._stop)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._stop)
 
     def _stop(self, number: int, _frame: Any) -> None:
         self.stopped_by = self.stopped_by or number

@@ -157,6 +157,18 @@ def test_done_is_what_has_all_steps_here_or_in_the_results(tmp_path):
     assert results.has(two, tmp_path, 2)
 
 
+def test_a_set_is_made_by_one_process_at_a_time(tmp_path):
+    results = Results(tmp_path / "results")
+    with pytest.raises(ValueError, match="results: a start of this set is at work there"):
+        Results(results.folder)
+
+
+def test_under_nohup_a_hangup_ends_nothing(tmp_path):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    schedule(tmp_path, Scale(0, 1, []))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 def manifest(**changes):
     given = {"set": "s", "steps": 1, "seeds": [1, 2], "overrides": [], "runs": {"dapo": {}}, "scales": {}}
     return Manifest(**{**given, **changes})
