@@ -54,9 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     data.add_argument("--cache-dir", default=".cache/gtpo-verl", help="where downloads are kept")
     data.set_defaults(run=_data)
 
-    report = commands.add_parser("report", help="figure and table of finished or running runs")
-    report.add_argument("runs", nargs="+", help="run folders, or metrics files")
-    report.add_argument("--output", default="report", help="folder for curves.png, curves.svg and summary.json")
+    report = commands.add_parser("report", help="figures, tables and page of finished or running runs")
+    report.add_argument(
+        "runs",
+        nargs="+",
+        help="run folders, metrics files (verl's, tensorboard's, wandb's history in CSV or parquet), folders of these",
+    )
+    report.add_argument("--output", default="report", help="folder for figures (PNG, SVG), report.html and report.json")
     report.set_defaults(run=_report)
 
     convert = commands.add_parser("convert", help="a checkpoint's actor as a Hugging Face model, in bfloat16")

@@ -3,9 +3,15 @@
 # usage: scripts/test.sh [--all] [pytest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh
 markers="not gpu and not slow"
 if [ "${1:-}" = --all ]; then markers="not gpu"; shift; fi
+# The report's page is tested in a real browser. Better said now than by a failed test in an hour.
+if [ "$markers" = "not gpu" ] && [ $# -eq 0 ] &&
+  ! command -v chromium chromium-browser google-chrome google-chrome-stable > /dev/null; then
+  echo "error: --all needs Chromium: apt-get install -y --no-install-recommends chromium" >&2
+  exit 1
+fi
+scripts/setup.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy gtpo_verl recipe benchmarks

@@ -1,4 +1,4 @@
-"""From verl's metrics files to figures, tables and the progress display."""
+"""From the metrics of runs to figures, tables, a page, and the progress display."""
 
 from __future__ import annotations
 
@@ -14,32 +14,36 @@ def write_report(
     title: str = "Entropy-weighted credit against DAPO",
     console: Console | None = None,
 ) -> Path:
-    """Draw the curves of runs, summarise them, and print the summary.
+    """Draw the curves of runs, compare them, and print the tables.
 
     Args:
-        runs: run folders with a ``metrics.jsonl``, or metrics files; runs whose names differ only in ``-seed<n>`` are
-            seeds of one algorithm.
-        output: folder for ``curves.png``, ``curves.svg`` and ``summary.json``; made if absent.
-        title: the figure's title.
-        console: where the summary goes; None for the terminal.
+        runs: run folders, metrics files, or folders of these (`gtpo_verl.report.runs.find_metrics`); runs whose names
+            differ only in ``-seed<n>`` are seeds of one algorithm.
+        output: folder for ``curves`` and ``diagnostics`` (PNG and SVG), ``report.html`` and ``report.json``; made if
+            absent.
+        title: of figures and page.
+        console: where the tables go; None for the terminal.
 
     Returns:
         The path of ``curves.png``.
 
     Raises:
-        MetricsError: a run's metrics are missing, empty or damaged; it names the file.
+        MetricsError: a run's metrics are missing or damaged, or no run has logged a step; it names the file.
         ValueError: no runs were given.
     """
     import json
-    from dataclasses import asdict
 
-    from gtpo_verl.report import figure, summary
-    from gtpo_verl.report.runs import read_runs
+    from gtpo_verl.report import figure, page, summary
+    from gtpo_verl.report.contents import Contents
 
-    groups = read_runs(runs)
-    summaries = summary.summarize(groups)
+    contents = Contents.of(runs)
+    said = summary.summarize(contents.runs, contents.comparison)
+    marks = contents.fingerprints()
     output.mkdir(parents=True, exist_ok=True)
-    png, _ = figure.save(figure.draw(groups, title), output, "curves")
-    (output / "summary.json").write_text(json.dumps([asdict(one) for one in summaries], indent=2) + "\n")
-    (console or Console()).print(summary.table(summaries, groups))
-    return png
+    for name, panels in contents.panels.items():
+        figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
+    numbers = summary.to_json(contents.runs, contents.comparison)
+    (output / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    page.write(contents, said, title, output / "report.html")
+    summary.show(said, console or Console())
+    return output / "curves.png"

@@ -1,108 +1,116 @@
-"""The figure of a report: four panels, one line per algorithm, a band over its seeds."""
+"""Figures of a report: one panel a measure, one line an algorithm, a band for the interval over its seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gtpo_verl.report.metrics_log import MetricsLog, best_of_k, entropy, mean_of_k, response_length, reward
-from gtpo_verl.report.runs import Curve, label
+from gtpo_verl.report.curves import Curve
+from gtpo_verl.report.measures import Measure
+from gtpo_verl.report.runs import RunSet, label
 
 # Okabe and Ito's palette, without its yellow; line style and marker tell lines apart without colour.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
-_LINES = ("-", "--", "-.", ":")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
+# Lengths of strokes and gaps, in points; nothing: a whole line.
+DASHES = ((), (6, 3), (6, 2, 2, 2), (2, 2))
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-
-Series = Callable[[MetricsLog], dict[int, float]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A panel's title, its y axis with unit, and how to read its curve; markers for curves of few points."""
-
-    title: str
-    axis: str
-    series: Series | None
-    sparse: bool = False
+_COLUMNS = 3
 
 
-def panels(logs: Sequence[MetricsLog]) -> list[Panel]:
-    """Return the four panels; the validation panel takes the highest k that all logs share."""
-    validation = best_of_k(logs)
-    title = f"Validation accuracy, best of {validation.k}" if validation else "Validation accuracy"
-    axis = f"best@{validation.k}, share of problems" if validation else "share of problems"
-    if validation is None:
-        validation = mean_of_k(logs)
-        title = f"Validation accuracy, mean of {validation.k}" if validation else title
-    return [
-        Panel("Policy entropy", "entropy (nats per token)", entropy),
-        Panel("Response length", "mean length (tokens)", response_length),
-        Panel("Training reward", "mean reward of the batch", reward),
-        Panel(title, axis, validation.series if validation else None, sparse=True),
-    ]
+def colour(index: int) -> str:
+    """Return the colour of the n-th algorithm."""
+    return COLOURS[index % len(COLOURS)]
 
 
-def draw(groups: Mapping[str, Sequence[MetricsLog]], title: str) -> Figure:
-    """Draw the figure; ``groups`` are the logs by algorithm, one log per seed."""
+def y_limits(series: Sequence[Mapping[int, float]]) -> tuple[float, float] | None:
+    """Return what a panel's y axis spans: all that was measured, as the interval of two or three seeds can be a hundred
+    times as wide; None where nothing was."""
+    values = [value for one in series for value in one.values()]
+    if not values:
+        return None
+    margin = 0.08 * (max(values) - min(values)) or 0.05 * abs(values[0]) or 0.05
+    return min(values) - margin, max(values) + margin
+
+
+def draw(runs: RunSet, measures: Sequence[Measure], title: str) -> Figure:
+    """Draw a panel for each measure."""
+    rows = -(-len(measures) // _COLUMNS)
     # matplotlib's object interface: no global state, and no display is looked for.
-    figure = Figure(figsize=(8, 6), layout="constrained")
+    figure = Figure(figsize=(11, 0.9 + 2.7 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2, sharex=True)
-    for panel, ax in zip(panels([log for logs in groups.values() for log in logs]), axes.flat, strict=True):
-        _draw_panel(ax, panel, groups)
-    for ax in axes[-1]:
-        ax.set_xlabel("training step")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    seeds = {len(logs) for logs in groups.values()}
-    several = f"\nline: mean over {_counts(seeds)} seeds, band: lowest to highest" if max(seeds) > 1 else ""
-    figure.suptitle(title + several, fontsize=12)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False, fontsize=11)
+    axes = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
+    for measure, ax in zip(measures, axes, strict=False):
+        _draw_panel(ax, measure, runs)
+    for ax in axes[len(measures) :]:
+        ax.set_axis_off()
+    figure.suptitle("\n".join([title, *_legend_text(runs)]), fontsize=12)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False, fontsize=11)
     return figure
 
 
-def _counts(numbers: set[int]) -> str:
-    return str(numbers.pop()) if len(numbers) == 1 else f"{min(numbers)} to {max(numbers)}"
+def _legend_text(runs: RunSet) -> list[str]:
+    """What line, band and cross mean, as far as the figure has them."""
+    seeds = sorted({len(group) for group in runs.groups.values()})
+    several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    text = [f"line: mean over {several} seeds, band: its 95 % interval"] if seeds[-1] > 1 else []
+    if any(runs.ended_early(run) for run in runs.runs):
+        text.append("cross: a run that ended early or still runs; pale: mean over the other seeds")
+    return text
 
 
-def _draw_panel(ax: Axes, panel: Panel, groups: Mapping[str, Sequence[MetricsLog]]) -> None:
-    drawn = False
-    for index, (algorithm, logs) in enumerate(groups.items()):
-        curve = Curve.over_seeds([panel.series(log) for log in logs] if panel.series else [])
-        drawn = drawn or bool(curve.steps)
-        colour = _COLOURS[index % len(_COLOURS)]
-        ax.plot(
-            curve.steps,
-            curve.mean,
-            label=label(algorithm),
-            color=colour,
-            linestyle=_LINES[index % len(_LINES)],
-            linewidth=1.8,
-            marker=_MARKERS[index % len(_MARKERS)] if panel.sparse or len(curve.steps) < 10 else None,
-            markersize=4.5,
-        )
-        if len(logs) > 1:
-            ax.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-    if not drawn:
+def _draw_panel(ax: Axes, measure: Measure, runs: RunSet) -> None:
+    drawn: list[Mapping[int, float]] = []
+    for index, (algorithm, group) in enumerate(runs.groups.items()):
+        series = [measure.series(run.log) for run in group]
+        drawn += series
+        curve = Curve.over_seeds(series)
+        dashes = DASHES[index % len(DASHES)]
+        style: Any = {
+            "color": colour(index),
+            "linestyle": (0, dashes) if dashes else "-",
+            "linewidth": 1.8,
+            "markersize": 4.5,
+        }
+        style["marker"] = _MARKERS[index % len(_MARKERS)] if measure.validation or len(curve.steps) < 10 else None
+        gid = f"{measure.key}/{algorithm}"
+        mean = np.where(curve.whole, curve.mean, np.nan)
+        ax.plot(curve.steps, mean, label=label(algorithm), gid=f"{gid}/mean", **style)
+        if not curve.whole.all():
+            fewer = np.where(curve.beside_gaps, curve.mean, np.nan)
+            ax.plot(curve.steps, fewer, alpha=0.4, gid=f"{gid}/fewer", **style)
+        if not np.isnan(curve.low).all():
+            ax.fill_between(
+                curve.steps, curve.low, curve.high, color=colour(index), alpha=0.15, linewidth=0, gid=f"{gid}/band"
+            )
+        ends = [max(one.items()) for run, one in zip(group, series, strict=True) if one and runs.ended_early(run)]
+        if ends:
+            ax.plot(*zip(*ends, strict=True), "x", color=colour(index), markersize=7, gid=f"{gid}/ended")
+    if limits := y_limits(drawn):
+        ax.set_ylim(*limits)
+    else:
         ax.text(0.5, 0.5, "not logged", transform=ax.transAxes, ha="center", va="center", fontsize=11, color="0.4")
         ax.set_yticks([])
-    ax.set_title(panel.title, fontsize=11)
-    ax.set_ylabel(panel.axis, fontsize=10)
+    ax.set_title(measure.title, fontsize=11)
+    ax.set_ylabel(measure.axis, fontsize=10)
+    ax.set_xlabel("training step", fontsize=10)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     ax.tick_params(labelsize=9)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write ``name.png`` (1600 pixels wide) and ``name.svg``; return their paths."""
-    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
-    figure.savefig(png, dpi=200)
+def save(figure: Figure, folder: Path, name: str, description: str) -> None:
+    """Write ``name.png`` (1760 pixels wide) and ``name.svg``, with a description in both for whoever reads the file."""
+    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Description": description})
     # Without a date, and with ids that do not change, the same curves give the same file.
-    figure.savefig(svg, metadata={"Date": None})
-    return png, svg
+    with rc_context({"svg.hashsalt": name}):
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Description": description})

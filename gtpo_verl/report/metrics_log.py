@@ -1,23 +1,29 @@
-"""Reads what verl's ``file`` logger writes: one JSON object a line, ``{"step": n, "data": {"name": value, ...}}``.
+"""One run's metrics, whichever logger wrote them.
 
-(verl 0.9.1, ``verl/utils/tracking.py``, ``FileLogger``; it writes NaN as null.)
+verl's ``file`` logger writes one JSON object a line, ``{"step": n, "data": {"name": value, ...}}``
+(verl 0.9.1, ``verl/utils/tracking.py``, ``FileLogger``; it writes NaN as null). What trackers write is read by
+`gtpo_verl.report.trackers`.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 METRICS_FILE = "metrics.jsonl"
+# A published log has, beside verl's numbers, what each prompt of a validation earned (`gtpo_verl.report.prompts`).
+PROMPTS_PREFIX = "val-prompts/"
 
 
 class MetricsError(ValueError):
-    """A metrics file is missing, empty or damaged; the message names it."""
+    """Metrics are missing or damaged, or runs do not belong together; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -25,70 +31,69 @@ class MetricsLog:
     """One run's metrics.
 
     Attributes:
-        path: the file they were read from.
+        path: the file or folder they were read from.
         steps: per training step, in ascending order, the finite numbers logged under it; step 0 is validation before
             training. What was logged twice for a step (validation after a resume) counts as logged last.
-        truncated: whether the last line was cut off, as a killed run leaves it, and was skipped.
+        truncated: whether the end was cut off, as a killed run leaves it, and was skipped.
+        prompts: per step and data source, the mean accuracy of each validation prompt, by a digest of the prompt.
     """
 
     path: Path
     steps: dict[int, dict[str, float]]
     truncated: bool = False
+    prompts: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def series(self, name: str) -> dict[int, float]:
         """Return the values of one metric by step; empty if it was never logged."""
         return {step: values[name] for step, values in self.steps.items() if name in values}
 
-    def names(self) -> set[str]:
-        """Return the names of all metrics logged at any step."""
-        return set().union(*self.steps.values()) if self.steps else set()
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all metrics logged at any step."""
+        return frozenset().union(*self.steps.values())
+
+    @cached_property
+    def last_step(self) -> int:
+        """The last step that was logged; 0 before training, and for a run that logged nothing."""
+        return max(self.steps, default=0)
 
 
-def metrics_file(run: Path) -> Path:
-    """Return the metrics file of a run folder, or of a path that is the file itself.
-
-    Raises:
-        MetricsError: there is none, or several and none is called ``metrics.jsonl``.
-    """
-    if run.is_file():
-        return run
-    if not run.is_dir():
-        raise MetricsError(f"{run}: no such run folder or metrics file")
-    if (run / METRICS_FILE).is_file():
-        return run / METRICS_FILE
-    found = sorted(run.glob("*.jsonl"))
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
-        raise MetricsError(f"{run}: no {METRICS_FILE}, and other .jsonl files are {names}")
-    return found[0]
-
-
-def read_metrics(run: Path) -> MetricsLog:
-    """Read the metrics of a run folder or file.
+def read_lines(path: Path) -> MetricsLog:
+    """Read what verl's file logger wrote, gzipped where the name ends in ``.gz``; a log without steps is none yet.
 
     Raises:
-        MetricsError: the file is missing, empty, or damaged elsewhere than in a cut-off last line.
+        MetricsError: the file cannot be read, or is damaged elsewhere than in a cut-off end.
     """
-    path = metrics_file(run)
     try:
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from error
-    *complete, last = lines
+    truncated = False
+    if path.suffix == ".gz":
+        content, truncated = _gunzip(content, path)
+    *complete, last = content.split(b"\n")
     steps: dict[int, dict[str, float]] = {}
+    prompts: dict[int, dict[str, dict[str, float]]] = {}
     for number, line in enumerate(complete, start=1):
         if line.strip():
-            _add(steps, parse_line(line, f"{path}: line {number}"))
-    truncated = False
+            _add(steps, prompts, _record(line, f"{path}: line {number}"))
     if last.strip():
         # verl writes object and newline in one call: without the newline the line may, but need not, be whole.
         try:
-            _add(steps, parse_line(last, ""))
+            _add(steps, prompts, _record(last, ""))
         except MetricsError:
             truncated = True
-    if not steps:
-        raise MetricsError(f"{path}: no metrics{' but a cut-off line' if truncated else ''}; has a step finished yet?")
-    return MetricsLog(path, dict(sorted(steps.items())), truncated)
+    return MetricsLog(path, dict(sorted(steps.items())), truncated, prompts)
+
+
+def _gunzip(content: bytes, path: Path) -> tuple[bytes, bool]:
+    """What a gzip file holds, and whether its end is missing."""
+    try:
+        return gzip.decompress(content), False
+    except EOFError:
+        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(content), True
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise MetricsError(f"{path}: not a gzip file, or damaged ({error})") from error
 
 
 def parse_line(line: bytes, where: str) -> tuple[int, dict[str, float]]:
@@ -97,6 +102,11 @@ def parse_line(line: bytes, where: str) -> tuple[int, dict[str, float]]:
     Raises:
         MetricsError: the line is not in the logger's form; ``where`` names it.
     """
+    step, data = _record(line, where)
+    return step, _numbers(data)
+
+
+def _record(line: bytes, where: str) -> tuple[int, dict[str, Any]]:
     try:
         record: Any = json.loads(line)
     except ValueError as error:
@@ -107,74 +117,22 @@ def parse_line(line: bytes, where: str) -> tuple[int, dict[str, float]]:
         or not isinstance(record.get("data"), dict)
     ):
         raise MetricsError(f'{where}: not of the form {{"step": n, "data": {{...}}}}')
-    values = {
-        name: float(value)
-        for name, value in record["data"].items()
-        if isinstance(value, int | float) and math.isfinite(value)
+    return record["step"], record["data"]
+
+
+def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value) for name, value in data.items() if isinstance(value, int | float) and math.isfinite(value)
     }
-    return record["step"], values
 
 
-def _add(steps: dict[int, dict[str, float]], record: tuple[int, dict[str, float]]) -> None:
-    step, values = record
-    steps.setdefault(step, {}).update(values)
-
-
-def entropy(log: MetricsLog) -> dict[int, float]:
-    """Return the policy's mean entropy by step, in nats per token."""
-    return log.series("actor/entropy")
-
-
-def response_length(log: MetricsLog) -> dict[int, float]:
-    """Return the mean length of the trained responses by step, in tokens."""
-    return log.series("response_length/mean")
-
-
-def reward(log: MetricsLog) -> dict[int, float]:
-    """Return the mean reward of the trained responses by step; what dynamic sampling dropped is not among them."""
-    return log.series("critic/score/mean") or log.series("critic/rewards/mean")
-
-
-_BEST_OF_K = re.compile(r"^val-(?:core|aux)/(?P<source>.+)/acc/best@(?P<k>\d+)/mean$")
-_MEAN_OF_K = re.compile(r"^val-(?:core|aux)/(?P<source>.+)/acc/mean@(?P<k>\d+)$")
-
-
-@dataclass(frozen=True)
-class ValidationMetric:
-    """A validation accuracy over ``k`` responses per problem, averaged over ``sources``."""
-
-    pattern: re.Pattern[str]
-    k: int
-    sources: tuple[str, ...]
-
-    def series(self, log: MetricsLog) -> dict[int, float]:
-        """Return the mean over data sources by step, where all of them were validated."""
-        # verl files the highest k of a run under val-core and the others under val-aux.
-        names = _names(self.pattern, log)
-        per_source = [log.series(names[source, self.k]) for source in self.sources]
-        steps = set(per_source[0]).intersection(*per_source[1:])
-        return {step: sum(one[step] for one in per_source) / len(per_source) for step in sorted(steps)}
-
-
-def best_of_k(logs: Sequence[MetricsLog]) -> ValidationMetric | None:
-    """Return best@k of ``acc`` for the highest k that all logs have, or None."""
-    return _highest_k(_BEST_OF_K, logs)
-
-
-def mean_of_k(logs: Sequence[MetricsLog]) -> ValidationMetric | None:
-    """Return mean@k of ``acc`` for the highest k that all logs have, or None."""
-    return _highest_k(_MEAN_OF_K, logs)
-
-
-def _names(pattern: re.Pattern[str], log: MetricsLog) -> dict[tuple[str, int], str]:
-    """Return the metrics that match, by data source and k."""
-    matches = filter(None, map(pattern.match, log.names()))
-    return {(match["source"], int(match["k"])): match.string for match in matches}
-
-
-def _highest_k(pattern: re.Pattern[str], logs: Sequence[MetricsLog]) -> ValidationMetric | None:
-    common = set.intersection(*(set(_names(pattern, log)) for log in logs))
-    if not common:
-        return None
-    highest = max(k for _, k in common)
-    return ValidationMetric(pattern, highest, tuple(sorted(source for source, k in common if k == highest)))
+def _add(
+    steps: dict[int, dict[str, float]],
+    prompts: dict[int, dict[str, dict[str, float]]],
+    record: tuple[int, dict[str, Any]],
+) -> None:
+    step, data = record
+    steps.setdefault(step, {}).update(_numbers(data))
+    for name, values in data.items():
+        if name.startswith(PROMPTS_PREFIX) and isinstance(values, dict):
+            prompts.setdefault(step, {})[name.removeprefix(PROMPTS_PREFIX)] = _numbers(values)

@@ -1,112 +1,159 @@
-"""The summary of a report: where each run started and where it ended."""
+"""What a report says in words and tables: for the terminal, the page, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
-from gtpo_verl.report.metrics_log import MetricsLog, best_of_k, entropy, mean_of_k, response_length, reward
-from gtpo_verl.report.runs import run_name
-
-WINDOW = 5
+from gtpo_verl.report.comparison import MIN_PAIRS, WINDOW, Comparison
+from gtpo_verl.report.runs import BASELINE, Run, RunSet, label
 
 
 @dataclass(frozen=True)
-class Change:
-    """Mean of a metric over its first and its last values, ``window`` of each; the two do not overlap."""
+class TextTable:
+    """A table of texts, with remarks below it; the first column names the row."""
 
-    start: float
-    end: float
-    window: int
-
-    @classmethod
-    def of(cls, series: Mapping[int, float], window: int) -> Change | None:
-        """Return the change over a series by step, or None if it has fewer than two values."""
-        values = [series[step] for step in sorted(series)]
-        window = min(window, len(values) // 2)
-        if window < 1:
-            return None
-        return cls(sum(values[:window]) / window, sum(values[-window:]) / window, window)
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
-class RunSummary:
-    """One run: its name, the ``path`` of its metrics, the training ``steps`` logged, and how its metrics changed.
-
-    A change is None where the metric was logged less than twice.
+class Summary:
+    """Everything that a report says beside its curves.
 
     Attributes:
-        reward, entropy, length: over the first and last five steps (fewer in a short run); entropy in nats per token,
-            length in tokens.
-        best_of_k, mean_of_k: validation accuracies, first and last measurement.
-        truncated: the metrics ended in a cut-off line.
+        notes: what the reader must know first.
+        states: of every run by name, what is to be said about its end; often nothing.
     """
 
-    algorithm: str
-    run: str
-    path: str
-    steps: int
-    reward: Change | None
-    entropy: Change | None
-    length: Change | None
-    best_of_k: Change | None
-    mean_of_k: Change | None
-    truncated: bool
+    notes: list[str]
+    tables: list[TextTable]
+    states: dict[str, str]
 
 
-def summarize(groups: Mapping[str, Sequence[MetricsLog]]) -> list[RunSummary]:
-    """Summarise every run of every algorithm."""
-    logs = [log for group in groups.values() for log in group]
-    best, mean = best_of_k(logs), mean_of_k(logs)
-    return [
-        RunSummary(
-            algorithm=algorithm,
-            run=run_name(log.path),
-            path=str(log.path),
-            steps=len(reward(log)),
-            reward=Change.of(reward(log), WINDOW),
-            entropy=Change.of(entropy(log), WINDOW),
-            length=Change.of(response_length(log), WINDOW),
-            best_of_k=Change.of(best.series(log), 1) if best else None,
-            mean_of_k=Change.of(mean.series(log), 1) if mean else None,
-            truncated=log.truncated,
+def summarize(runs: RunSet, comparison: Comparison) -> Summary:
+    """Put a comparison into words."""
+    tables = [_finals(runs, comparison)]
+    if any(one.pairs > 1 for one in comparison.differences):
+        tables.append(_differences(comparison))
+    return Summary(_notes(runs, comparison), tables, {run.name: _state(runs, run) for run in runs.runs})
+
+
+def to_json(runs: RunSet, comparison: Comparison) -> dict[str, Any]:
+    """Return the numbers of a report."""
+    return {
+        "step": comparison.step,
+        "runs": [
+            {
+                "run": run.name,
+                "algorithm": run.algorithm,
+                "seed": run.seed,
+                "last_step": run.log.last_step,
+                "planned": runs.end_of(run),
+                "ended_early": runs.ended_early(run),
+                "truncated": run.log.truncated,
+            }
+            for run in runs.runs
+        ],
+        "finals": [asdict(final) for final in comparison.finals],
+        "differences": [{**asdict(one), "differs": one.differs} for one in comparison.differences],
+    }
+
+
+def _notes(runs: RunSet, comparison: Comparison) -> list[str]:
+    counts = ", ".join(f"{label(name)}: {len(group)}" for name, group in runs.groups.items())
+    notes = [f"Runs: {counts}."]
+    early = [run for run in runs.runs if runs.ended_early(run)]
+    if early:
+        notes.append(
+            f"{len(early)} of {len(runs.runs)} ended early or still run: "
+            + ", ".join(f"{run.name} at step {run.log.last_step} of {runs.end_of(run)}" for run in early)
+            + "."
         )
-        for algorithm, group in groups.items()
-        for log in group
+    if comparison.step < comparison.end:
+        notes.append(
+            f"No run has reached step {comparison.end}: the tables are of step {comparison.step}, which half of every "
+            "algorithm's runs have reached. They are no result."
+        )
+    return notes
+
+
+def _state(runs: RunSet, run: Run) -> str:
+    if not run.log.steps:
+        return "has logged no step"
+    words = ["ended early, or still runs"] if runs.ended_early(run) else []
+    return ", ".join([*words, "its metrics are cut off"] if run.log.truncated else words)
+
+
+def _finals(runs: RunSet, comparison: Comparison) -> TextTable:
+    rows = [
+        [
+            one.measure,
+            label(one.algorithm),
+            _number(one.start),
+            _number(one.mean),
+            _interval(one.low, one.high),
+            f"{one.seeds} of {len(runs.groups[one.algorithm])}",
+        ]
+        for one in comparison.finals
+        if any(other.seeds for other in comparison.finals if other.measure == one.measure)
     ]
-
-
-def table(summaries: Sequence[RunSummary], groups: Mapping[str, Sequence[MetricsLog]]) -> Table:
-    """Lay the summary out for the terminal: one row per run, start → end."""
-    logs = [log for group in groups.values() for log in group]
-    best, mean = best_of_k(logs), mean_of_k(logs)
-    result = Table(
-        title=f"Start → end (training: means of up to {WINDOW} steps; validation: first and last)",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
+    note = (
+        "Means over runs, with the 95 % interval of Student's t. Validation: the first and the last. The others: up to "
+        f"{WINDOW} steps at either end."
     )
-    result.add_column("run", no_wrap=True)
-    for name in ("steps", "reward", "entropy", "length"):
-        result.add_column(name, justify="right", no_wrap=True)
-    result.add_column(f"mean@{mean.k}" if mean else "val mean", justify="right", no_wrap=True)
-    result.add_column(f"best@{best.k}" if best else "val best", justify="right", no_wrap=True)
-    for one in summaries:
-        result.add_row(
-            one.run,
-            str(one.steps) + ("*" if one.truncated else ""),
-            _arrow(one.reward, "{:.2f}"),
-            _arrow(one.entropy, "{:.2f}"),
-            _arrow(one.length, "{:.0f}"),
-            _arrow(one.mean_of_k, "{:.2f}"),
-            _arrow(one.best_of_k, "{:.2f}"),
-        )
-    if any(one.truncated for one in summaries):
-        result.caption = "* the last line of its metrics was cut off (the run was killed, or is running) and left out"
-    return result
+    columns = ["measure", "algorithm", "start", "end", "95 % interval", "runs"]
+    return TextTable(f"At step {comparison.step}", columns, rows, [note])
 
 
-def _arrow(change: Change | None, form: str) -> str:
-    return f"{form.format(change.start)}→{form.format(change.end)}" if change else "-"
+def _differences(comparison: Comparison) -> TextTable:
+    rows = [
+        [
+            one.measure,
+            label(one.algorithm),
+            _number(one.mean, "+"),
+            _interval(one.low, one.high, "+"),
+            f"{one.pairs} x {one.prompts}" if one.prompts else str(one.pairs),
+            "-" if one.p is None else f"{one.p:.3f}",
+            "-" if one.p_holm is None else f"{one.p_holm:.3f}",
+            {True: "yes", False: "no", None: "-"}[one.differs],
+        ]
+        for one in comparison.differences
+    ]
+    note = (
+        "Pairs of runs with one seed (x prompts, where each one's accuracy is known). Interval: bootstrap over both. "
+        "p: exact test that flips signs, corrected over the algorithms of a measure. Differs: the interval excludes 0 "
+        f"and the corrected p is below 0.05. Fewer than {MIN_PAIRS} pairs cannot show that."
+    )
+    columns = ["measure", "algorithm", "difference", "95 % interval", "pairs", "p", "Holm", "differs"]
+    return TextTable(f"Minus {label(BASELINE)}, at step {comparison.step}", columns, rows, [note])
+
+
+def _interval(low: float | None, high: float | None, sign: str = "") -> str:
+    return "-" if low is None or high is None else f"{_number(low, sign)} to {_number(high, sign)}"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 3
+    return f"{value:{sign}.{digits}f}"
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Print notes and tables on a terminal."""
+    for note in summary.notes:
+        console.print(note, highlight=False)
+    for table in summary.tables:
+        laid_out = Table(title=table.title, caption="\n".join(table.notes), box=box.SIMPLE, padding=(0, 1, 0, 0))
+        for index, column in enumerate(table.columns):
+            laid_out.add_column(column, justify="left" if index < 2 else "right", no_wrap=index > 0)
+        for row in table.rows:
+            laid_out.add_row(*row)
+        console.print(laid_out)

@@ -1,15 +1,15 @@
-"""Metrics files for the tests of this folder."""
+"""Metrics files and the browser for the tests of this folder."""
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
+# `metrics_files` and `browser` lie where pytest's importlib mode does not look.
+sys.path.insert(0, str(Path(__file__).parent))
+import metrics_files
+
 
 @pytest.fixture(scope="session")
 def files():
-    # With pytest's importlib mode the folder of a test is not importable by name.
-    spec = importlib.util.spec_from_file_location("metrics_files", Path(__file__).with_name("metrics_files.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return metrics_files

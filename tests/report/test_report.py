@@ -1,102 +1,184 @@
-"""The report as a whole: figure, summary, files."""
+"""The report as a whole: figures, tables, files."""
 
 import io
 import json
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from gtpo_verl.report import figure, write_report
+from gtpo_verl.report import figure, measures, write_report
 from gtpo_verl.report.runs import read_runs
-from gtpo_verl.report.summary import Change
+
+
+def run_lines(files, gain, seed, last=12):
+    lines = [files.validation(0, mean=0.4, **{"best@4": 0.5, "best@8": 0.6})]
+    lines += [
+        files.training(step, reward=0.4 + gain * step, entropy=0.2 + seed / 100, **{"timing_s/step": 3.0})
+        for step in range(1, last + 1)
+    ]
+    end = files.validation(12, mean=0.5 + gain + seed / 100, **{"best@4": 0.7, "best@8": 0.8})
+    return [*lines, end] if last == 12 else lines
 
 
 @pytest.fixture
 def runs(files, tmp_path):
-    folders = []
-    for algorithm, gain in (("dapo", 0.01), ("gtpo_v1", 0.02)):
-        for seed in (1, 2, 3):
-            lines = [files.validation(0, **{"best@4": 0.5, "best@8": 0.6})]
-            lines += [files.training(step, reward=0.4 + gain * step, entropy=0.2 + seed / 100) for step in range(1, 13)]
-            lines += [files.validation(12, **{"best@4": 0.7, "best@8": 0.8})]
-            folders.append(files.write_run(tmp_path / f"{algorithm}-seed{seed}", *lines))
-    return folders
+    return [
+        files.write_run(tmp_path / f"{algorithm}-seed{seed}", *run_lines(files, gain, seed), planned=12)
+        for algorithm, gain in (("dapo", 0.01), ("gtpo_v1", 0.02))
+        for seed in (1, 2, 3)
+    ]
+
+
+@pytest.fixture
+def cut_off(files, tmp_path, runs):
+    """A run of the second algorithm that was killed at step 8 of 12."""
+    return files.write_run(tmp_path / "gtpo_v1-seed4", *run_lines(files, 0.02, 4, last=8), planned=12)
+
+
+def drawn(places, title="Title"):
+    found = read_runs(places)
+    return figure.draw(found, measures.curves(found.logs), title)
+
+
+def lines(ax, kind):
+    return {line.get_gid().split("/")[1]: line for line in ax.lines if line.get_gid().endswith(f"/{kind}")}
+
+
+def report(places, output):
+    console = Console(record=True, width=80, file=io.StringIO())
+    return write_report(places, output, console=console).parent, console.export_text()
 
 
 def test_panels_have_titles_axes_units_and_both_algorithms(runs):
-    drawn = figure.draw(read_runs(runs), "Title")
-    assert [ax.get_title() for ax in drawn.axes] == [
+    shown = drawn(runs)
+    assert [ax.get_title() for ax in shown.axes] == [
         "Policy entropy",
         "Response length",
         "Training reward",
+        "Validation accuracy, mean of 8",
         "Validation accuracy, best of 8",
+        "Validation accuracy, best of 4",
     ]
-    for ax in drawn.axes:
+    for ax in shown.axes:
         assert ax.get_ylabel()
+        assert ax.get_xlabel() == "training step"
         assert [one.get_label() for one in ax.lines] == ["DAPO", "GTPO v1"]
         assert len({one.get_linestyle() for one in ax.lines}) == len({one.get_color() for one in ax.lines}) == 2
         assert len(ax.collections) == 2
-    assert [ax.get_xlabel() for ax in drawn.axes[2:]] == ["training step"] * 2
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["DAPO", "GTPO v1"]
-    assert "3 seeds" in drawn.get_suptitle()
+    assert [text.get_text() for text in shown.legends[0].get_texts()] == ["DAPO", "GTPO v1"]
+    assert "mean over 3 seeds, band: its 95 % interval" in shown.get_suptitle()
 
 
 def test_curves_show_the_logged_values(runs):
-    entropy, _, reward, validation = figure.draw(read_runs(runs), "").axes
+    entropy, _, reward, mean, best, _ = drawn(runs).axes
     assert entropy.lines[0].get_ydata() == pytest.approx([0.22] * 12)
     assert reward.lines[1].get_xdata() == pytest.approx(range(1, 13))
     assert reward.lines[1].get_ydata() == pytest.approx([0.4 + 0.02 * step for step in range(1, 13)])
-    assert list(validation.lines[0].get_xdata()) == [0, 12]
-    assert validation.lines[0].get_ydata() == pytest.approx([0.6, 0.8])
+    assert mean.lines[1].get_ydata() == pytest.approx([0.4, 0.54])
+    assert list(best.lines[0].get_xdata()) == [0, 12]
+    assert best.lines[0].get_ydata() == pytest.approx([0.6, 0.8])
 
 
 def test_one_seed_has_no_band(runs):
-    drawn = figure.draw(read_runs([runs[0], runs[3]]), "Title")
-    assert not any(ax.collections for ax in drawn.axes)
-    assert drawn.get_suptitle() == "Title"
+    shown = drawn([runs[0], runs[3]])
+    assert not any(ax.collections for ax in shown.axes)
+    assert shown.get_suptitle() == "Title"
+
+
+def test_a_run_that_ended_early_is_marked_where_it_ended(runs, cut_off):
+    shown = drawn([*runs, cut_off])
+    entropy = shown.axes[0]
+    assert lines(entropy, "ended").keys() == {"gtpo_v1"}
+    assert lines(entropy, "ended")["gtpo_v1"].get_xydata() == pytest.approx(np.array([[8, 0.24]]))
+    # To step 8 the mean is over four seeds; from there on it is a paler one, over three.
+    assert np.isfinite(lines(entropy, "mean")["gtpo_v1"].get_ydata()).tolist() == [True] * 8 + [False] * 4
+    fewer = lines(entropy, "fewer")["gtpo_v1"]
+    assert np.isfinite(fewer.get_ydata()).tolist() == [False] * 7 + [True] * 5
+    assert fewer.get_alpha() < 1
+    assert "cross: a run that ended early" in shown.get_suptitle()
+    assert lines(entropy, "fewer").keys() == {"gtpo_v1"}
+
+
+def test_the_axis_holds_every_seed_and_not_the_band(runs):
+    low, high = drawn(runs).axes[0].get_ylim()
+    assert 0.19 < low < 0.21
+    assert 0.23 < high < 0.25
 
 
 def test_what_was_not_logged_is_said(files, tmp_path):
     run = files.write_run(tmp_path / "dapo", files.training(1))
-    ax = figure.draw(read_runs([run]), "").axes[3]
-    assert [text.get_text() for text in ax.texts] == ["not logged"]
+    shown = drawn([run]).axes
+    assert [[text.get_text() for text in ax.texts] for ax in shown[:4]] == [[], [], [], ["not logged"]]
 
 
-def test_files_and_summary(runs, tmp_path):
-    console = Console(record=True, width=80, file=io.StringIO())
-    png = write_report(runs, tmp_path / "deep" / "report", console=console)
-    assert sorted(path.name for path in png.parent.iterdir()) == ["curves.png", "curves.svg", "summary.json"]
-    assert imread(png).shape[1] == 1600
-    assert (png.parent / "curves.svg").read_text().count("<svg") == 1
-    summary = json.loads((png.parent / "summary.json").read_text())
-    assert [(one["run"], one["steps"]) for one in summary[:2]] == [("dapo-seed1", 12), ("dapo-seed2", 12)]
-    assert summary[0]["reward"] == pytest.approx({"start": 0.43, "end": 0.5, "window": 5})
-    assert summary[0]["best_of_k"] == {"start": 0.6, "end": 0.8, "window": 1}
-    shown = console.export_text()
-    assert "gtpo_v1-seed3" in shown
-    assert "best@8" in shown
-    assert "0.43→0.50" in shown
+def test_files(runs, tmp_path):
+    folder, _ = report(runs, tmp_path / "deep" / "report")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "curves.png",
+        "curves.svg",
+        "diagnostics.png",
+        "diagnostics.svg",
+        "report.html",
+        "report.json",
+    ]
+    assert imread(folder / "curves.png").shape[1] == 1760
+    assert (folder / "curves.svg").read_text().count("<svg") == 1
 
 
-def test_a_cut_off_line_is_said_in_the_table(files, tmp_path):
+def test_the_same_runs_give_the_same_files(runs, tmp_path):
+    first, second = (report(runs, tmp_path / name)[0] for name in "ab")
+    for name in ("curves.svg", "curves.png", "report.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_numbers(runs, cut_off, tmp_path):
+    folder, _ = report([*runs, cut_off], tmp_path / "report")
+    numbers = json.loads((folder / "report.json").read_text())
+    assert numbers["step"] == 12
+    assert [one["run"] for one in numbers["runs"] if one["ended_early"]] == ["gtpo_v1-seed4"]
+    final = next(one for one in numbers["finals"] if (one["measure"], one["algorithm"]) == ("reward", "gtpo_v1"))
+    assert (final["seeds"], final["start"], final["mean"]) == (3, pytest.approx(0.46), pytest.approx(0.6))
+    difference = next(one for one in numbers["differences"] if one["measure"] == "mean@8")
+    assert difference["mean"] == pytest.approx(0.01)
+    assert (difference["pairs"], difference["low"], difference["differs"]) == (3, None, None)
+
+
+def test_the_terminal_has_the_tables_and_what_ended_early(runs, cut_off, tmp_path):
+    _, shown = report([*runs, cut_off], tmp_path / "report")
+    assert "1 of 7 ended early or still run: gtpo_v1-seed4 at step 8 of 12." in " ".join(shown.split())
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["reward", "GTPO", "v1", "0.460", "0.600", "0.600", "to", "0.600", "3", "of", "4"] in rows
+    assert ["mean@8", "GTPO", "v1", "+0.010", "-", "3", "-", "-", "-"] in rows
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_an_unfinished_set_is_no_result(files, tmp_path):
+    for seed in (1, 2):
+        files.write_run(tmp_path / f"runs/dapo-seed{seed}", *run_lines(files, 0.01, seed, last=8), planned=12)
+    _, shown = report([tmp_path / "runs"], tmp_path / "report")
+    assert "No run has reached step 12: the tables are of step 8" in " ".join(shown.split())
+
+
+def test_a_cut_off_line_is_said(files, tmp_path):
     run = files.write_run(tmp_path / "dapo", files.training(1), files.training(2), files.training(3)[:-5])
-    console = Console(record=True, width=80, file=io.StringIO())
-    write_report([run], tmp_path / "report", console=console)
-    shown = console.export_text()
-    assert "2*" in shown
-    assert "cut off" in shown
+    folder, _ = report([run], tmp_path / "report")
+    assert "its metrics are cut off" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("values", "change"),
-    [
-        ({}, None),
-        ({1: 3.0}, None),
-        ({1: 3.0, 2: 5.0}, Change(3.0, 5.0, 1)),
-        ({1: 1.0, 2: 3.0, 3: 9.0, 4: 5.0, 5: 7.0}, Change(2.0, 6.0, 2)),
-        ({step: float(step) for step in range(20)}, Change(2.0, 17.0, 5)),
-    ],
-)
-def test_change_compares_windows_that_do_not_overlap(values, change):
-    assert Change.of(values, 5) == change
+def test_a_single_run_is_enough(files, tmp_path):
+    folder, shown = report([files.write_run(tmp_path / "dapo", files.training(1))], tmp_path / "report")
+    assert "Minus" not in shown
+    assert not (folder / "diagnostics.svg").exists()
+    assert "<h2>Diagnostics</h2>" not in (folder / "report.html").read_text()
+
+
+def test_hundreds_of_runs(files, tmp_path):
+    for algorithm in range(12):
+        for seed in range(25):
+            lines = [files.training(step, entropy=seed / 100 + step) for step in range(1, 6)]
+            files.write_run(tmp_path / f"runs/algorithm{algorithm}-seed{seed}", *lines)
+    folder, shown = report([tmp_path / "runs"], tmp_path / "report")
+    assert shown.count("25 of 25") == 12 * 3
+    assert (folder / "report.html").stat().st_size < 5e6

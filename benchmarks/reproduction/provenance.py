@@ -1,0 +1,66 @@
+"""What runs are made with, and that it is the same for all of a set."""
+
+import hashlib
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from benchmarks.reproduction.manifest import Manifest
+from benchmarks.reproduction.results import Results
+
+ROOT = Path(__file__).parents[2]
+
+
+def check(manifest: Manifest, source: str, results: Results) -> None:
+    """Refuses to mix code or versions.
+
+    Raises:
+        ValueError: naming what differs from the manifest, or from the runs that are there.
+    """
+    for package, wanted in manifest.versions.items():
+        try:
+            installed = Version(version(package)).public
+        except PackageNotFoundError:
+            installed = "nothing"
+        if installed != wanted:
+            raise ValueError(f"the manifest is for {package} {wanted}; installed is {installed}")
+    if manifest.revision is not None and (ROOT / ".git").exists():
+        changed = ["git", "-C", str(ROOT), "diff", "--stat", manifest.revision, "--", "gtpo_verl", "configs"]
+        differs = subprocess.run(changed, capture_output=True, text=True)
+        if differs.returncode or differs.stdout:
+            raise ValueError(f"the manifest is for revision {manifest.revision}:\n{differs.stdout}{differs.stderr}")
+    for name, facts in results.record().items():
+        if facts["source"] != source:
+            raise ValueError(
+                f"{results.folder}: {name} was made with other code (revision {facts['revision']}); runs of a set are "
+                "comparable only if all were made with the same"
+            )
+
+
+def source_digest() -> str:
+    """A hash of the package and its presets, which says also without git that runs were made with the same code."""
+    digest = hashlib.sha256()
+    for folder in ("gtpo_verl", "configs"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix in (".py", ".yaml", ".jinja"):
+                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def provenance(manifest: Manifest) -> dict[str, Any]:
+    """What a run was made with."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    revision = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    cards = subprocess.run(query, capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
+    return {
+        "steps": manifest.steps,
+        "source": source_digest(),
+        "revision": revision or None,
+        "versions": {package: version(package) for package in sorted(manifest.versions)},
+        "accelerator": next(iter(cards.splitlines()), None),
+    }

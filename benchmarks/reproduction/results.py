@@ -1,0 +1,76 @@
+"""The folder of what a set has given: published as it is under benchmarks/results."""
+
+import fcntl
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reproduction.manifest import Planned
+from gtpo_verl.report import prompts
+from gtpo_verl.report.metrics_log import METRICS_FILE, PROMPTS_PREFIX, read_lines
+from gtpo_verl.report.runs import RECORD_FILE
+
+# Of some 110 numbers a step those that say what was learnt, how and how fast: 40 kB a run of 100 steps.
+_KEPT = re.compile(
+    r"actor/(?!perf/)|critic/(score|rewards)/mean|gtpo/|response_length/|perf/|training/(filter_groups|rollout_probs)"
+    r"|timing_s/(step|gen|old_log_prob|update_actor|testing)$|val-(core|aux)/.+/acc/"
+)
+
+
+class Results:
+    """The folder of what a set has given: a log of each run, `<name>-seed<k>.jsonl.gz`, and a record of all.
+
+    Raises:
+        ValueError: another process has it, and makes the same runs.
+    """
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = os.open(folder, os.O_RDONLY)  # until this process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder}: a start of this set is at work there") from None
+        self._record = folder / RECORD_FILE
+
+    def record(self) -> dict[str, dict[str, Any]]:
+        """What is known of each run that was started, by its name."""
+        return json.loads(self._record.read_text("utf-8")) if self._record.exists() else {}
+
+    def log(self, run: Planned) -> Path:
+        return self.folder / f"{run.name}.jsonl.gz"
+
+    def has(self, run: Planned, runs_dir: Path, steps: int) -> bool:
+        """Whether all steps of a run are on record, here or in the run's own folder."""
+        logs = (runs_dir / run.name / METRICS_FILE, self.log(run))
+        return any(read_lines(path).last_step >= steps for path in logs if path.exists())
+
+    def keep(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
+        """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record; of a run
+        without metrics an empty log, so that it is not forgotten."""
+        folder = runs_dir / run.name
+        metrics = folder / METRICS_FILE
+        lines = []
+        for line in metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []:
+            if line.endswith(b"\n"):  # else a killed run was about to write it
+                record = json.loads(line)
+                record["data"] = {name: value for name, value in record["data"].items() if _KEPT.match(name)}
+                lines.append(record)
+        for step in prompts.steps(folder):
+            found = prompts.accuracies(folder, step)
+            data = {PROMPTS_PREFIX + source: accuracies for source, accuracies in found.items()}
+            lines += [{"step": step, "data": data}] if data else []
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        _replace(self.log(run), gzip.compress(text.encode(), mtime=0))
+        records = self.record() | {run.name: {**facts, "overrides": run.overrides}}
+        _replace(self._record, (json.dumps(dict(sorted(records.items())), indent=1) + "\n").encode())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".part")
+    partial.write_bytes(content)
+    os.replace(partial, path)

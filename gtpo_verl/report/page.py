@@ -1,0 +1,154 @@
+"""The report as one HTML page that needs nothing else: figures to zoom and to point at, and the tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gtpo_verl.report.contents import Contents
+from gtpo_verl.report.curves import Curve
+from gtpo_verl.report.figure import DASHES, colour, y_limits
+from gtpo_verl.report.measures import Measure
+from gtpo_verl.report.runs import Run, RunSet, label
+from gtpo_verl.report.summary import Summary
+
+_COLUMNS = 3
+# BokehJS takes single precision as it is, which halves the page.
+_FLOAT = np.float32
+_TOOLTIPS = [
+    ("", "@algorithm"),
+    ("step", "@x"),
+    ("mean", "@mean{0.0000}"),
+    ("95 % interval", "@low{0.0000} to @high{0.0000}"),
+    ("seeds", "@seeds"),
+]
+
+
+def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
+    """Write the page: some 1.3 MB, which is the plotting library, and a few bytes for each value."""
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+    from jinja2 import Environment
+
+    runs = contents.runs
+    # Ids of the drawn things that a checkbox shows and hides: by algorithm, and by kind.
+    drawn: dict[str, list[str]] = defaultdict(list)
+    script, grids = components({name: _grid(panels, runs, drawn) for name, panels in contents.panels.items()})
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("gtpo_verl.report").joinpath("page.html.jinja").read_text("utf-8"))
+    page = template.render(
+        title=title,
+        description=contents.fingerprints()["report"],
+        summary=summary,
+        algorithms=[(name, label(name), colour(index)) for index, name in enumerate(runs.groups)],
+        runs=runs,
+        drawn=drawn,
+        library=Resources(mode="inline", components=["bokeh"]).render_js(),
+        script=script,
+        grids=grids,
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _grid(measures: Sequence[Measure], runs: RunSet, drawn: dict[str, list[str]]) -> Any:
+    from bokeh.layouts import gridplot
+    from bokeh.models import Range1d
+
+    # All figures of a grid show the same steps, also after zooming.
+    end = max(runs.end_of(run) for run in runs.runs)
+    steps = Range1d(start=-0.03 * end, end=1.03 * end)
+    plots = [_plot(measure, runs, drawn, steps) for measure in measures]
+    return gridplot(plots, ncols=_COLUMNS, sizing_mode="stretch_width", toolbar_options={"logo": None})
+
+
+def _plot(measure: Measure, runs: RunSet, drawn: dict[str, list[str]], steps: Any) -> Any:
+    from bokeh.models import HoverTool, Range1d
+    from bokeh.plotting import figure
+
+    limits = y_limits([measure.series(run.log) for run in runs.runs])
+    low, high = limits or (0, 1)
+    plot = figure(
+        title=measure.title if limits else f"{measure.title}: not logged",
+        height=290,
+        min_width=280,
+        x_axis_label="training step",
+        y_axis_label=measure.axis,
+        x_range=steps,
+        y_range=Range1d(start=low, end=high),
+        tools="pan,box_zoom,wheel_zoom,reset,save",
+    )
+    means = []
+    for index, (algorithm, group) in enumerate(runs.groups.items()):
+        for kind, renderers in _draw(plot, measure, runs, group, index).items():
+            drawn[f"algorithm {algorithm}"] += [one.id for one in renderers]
+            drawn[f"kind {kind}"] += [one.id for one in renderers]
+            means += renderers if kind == "mean" else []
+    plot.add_tools(HoverTool(renderers=means, tooltips=_TOOLTIPS, mode="vline", line_policy="nearest"))
+    return plot
+
+
+def _draw(plot: Any, measure: Measure, runs: RunSet, group: Sequence[Run], index: int) -> dict[str, list[Any]]:
+    """Draw an algorithm's curves; return what was drawn, by kind."""
+    from bokeh.models import ColumnDataSource, HoverTool
+
+    series = [measure.series(run.log) for run in group]
+    curve = Curve.over_seeds(series)
+    style = {"color": colour(index), "line_dash": DASHES[index % len(DASHES)], "line_width": 2}
+    values = {"mean": curve.mean, "low": curve.low, "high": curve.high}
+    values |= {"whole": np.where(curve.whole, curve.mean, np.nan)}
+    values |= {"fewer": np.where(curve.beside_gaps, curve.mean, np.nan)}
+    source = ColumnDataSource(
+        {
+            "x": curve.steps.astype(np.int32),
+            **{name: array.astype(_FLOAT) for name, array in values.items()},
+            "seeds": curve.seeds.astype(np.int32),
+            "algorithm": [label(group[0].algorithm)] * len(curve.steps),
+        }
+    )
+    mean = [plot.line("x", "whole", source=source, **style), plot.line("x", "fewer", source=source, alpha=0.4, **style)]
+    if measure.validation or len(curve.steps) < 10:
+        mean.append(plot.scatter("x", "mean", source=source, color=colour(index), size=6))
+    band = [plot.varea("x", "low", "high", source=source, color=colour(index), alpha=0.13)]
+    logged = [(run, sorted(one.items())) for run, one in zip(group, series, strict=True) if one]
+    seeds = plot.multi_line(
+        "x",
+        "y",
+        source=ColumnDataSource(
+            {
+                "x": [np.array([step for step, _ in one], dtype=np.int32) for _, one in logged],
+                "y": [np.array([value for _, value in one], dtype=_FLOAT) for _, one in logged],
+                "run": [run.name for run, _ in logged],
+            }
+        ),
+        color=colour(index),
+        alpha=0.5,
+        line_width=1,
+        visible=False,
+    )
+    ends = [(run, one[-1]) for run, one in logged if runs.ended_early(run)]
+    ended = plot.scatter(
+        "x",
+        "y",
+        source=ColumnDataSource(
+            {
+                "x": [step for _, (step, _) in ends],
+                "y": [value for _, (_, value) in ends],
+                "run": [run.name for run, _ in ends],
+                "end": [runs.end_of(run) for run, _ in ends],
+            }
+        ),
+        marker="x",
+        color=colour(index),
+        size=9,
+        line_width=2,
+    )
+    plot.add_tools(
+        HoverTool(renderers=[seeds], tooltips="@run, step $snap_x, $snap_y{0.0000}"),
+        HoverTool(renderers=[ended], tooltips="@run ended at step @x of @end"),
+    )
+    return {"mean": mean, "band": band, "seeds": [seeds], "ended": [ended]}

@@ -1,0 +1,116 @@
+"""The sets of runs that this repository ships, and what a manifest says."""
+
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.reproduction.__main__ import MANIFESTS
+from benchmarks.reproduction.manifest import Manifest
+from gtpo_verl.configuration.composition import compose_config
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(MANIFESTS.glob("*.yaml"))
+SCALES = [(path, scale) for path in SHIPPED for scale in Manifest.read(path).scales]
+
+
+def write(tmp_path, **changes):
+    given = {
+        "set": "small",
+        "steps": 2,
+        "seeds": [1, 2],
+        "overrides": ["model=tiny"],
+        "runs": {"dapo": {}, "ablation": {"algorithm": "gtpo_v2", "seeds": [2], "overrides": ["a=1"]}},
+        "scales": {"cpu": {"cards": 0, "side_by_side": 1, "overrides": ["scale=cpu"]}},
+        **changes,
+    }
+    (tmp_path / "set.yaml").write_text(
+        yaml.safe_dump({key: value for key, value in given.items() if value is not None}, sort_keys=False)
+    )
+    return tmp_path / "set.yaml"
+
+
+def test_all_runs_of_a_seed_come_before_those_of_the_next(tmp_path):
+    manifest = Manifest.read(write(tmp_path))
+    planned = list(manifest.planned(manifest.scales["cpu"]))
+    assert [run.name for run in planned] == ["dapo-seed1", "dapo-seed2", "ablation-seed2"]
+    assert planned[2].overrides == (
+        "algorithm=gtpo_v2",
+        "model=tiny",
+        "scale=cpu",
+        "a=1",
+        "trainer.project_name=small",
+        "trainer.experiment_name=ablation",
+        "data.seed=2",
+        "trainer.total_training_steps=2",
+    )
+    assert [run.name for run in manifest.planned(manifest.scales["cpu"], seeds=[2])] == ["dapo-seed2", "ablation-seed2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": None}, "steps"),
+        ({"scales": None}, "scales"),
+        ({"sede": [1]}, "sede"),
+        ({"runs": {"dapo": {"sedes": [1]}}}, "runs.dapo: unknown sedes"),
+        ({"scales": {"cpu": {"kards": 0}}}, "kards"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(tmp_path, changes, words):
+    with pytest.raises(ValueError, match=rf"set\.yaml: .*{words}"):
+        Manifest.read(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(("path", "scale"), SCALES, ids=lambda value: getattr(value, "stem", value))
+def test_every_run_of_every_scale_composes(path, scale):
+    manifest = Manifest.read(path)
+    first: dict = {}
+    for run in manifest.planned(manifest.scales[scale]):
+        first.setdefault(run.name.rpartition("-")[0], run)
+    assert list(first) == list(manifest.runs)
+    for name, run in first.items():
+        config = composed(run.overrides)
+        assert config.trainer.total_training_steps == manifest.steps
+        assert config.trainer.experiment_name == name
+        assert (config.trainer.device == "cpu") == (manifest.scales[scale].cards == 0)
+        # What is compared is the algorithm: all see the same prompts in the same order.
+        assert config.data.seed == config.actor_rollout_ref.rollout.seed == run_seed(run)
+
+
+@functools.cache
+def composed(overrides):
+    return compose_config(overrides)
+
+
+def run_seed(run):
+    return int(run.name.rpartition("seed")[2])
+
+
+def test_every_scale_of_the_script_is_in_one_manifest():
+    usage = re.search(r"usage: scripts/reproduce\.sh (\S+)", (ROOT / "scripts/reproduce.sh").read_text())
+    assert sorted(usage[1].split("|")) == sorted(scale for _, scale in SCALES)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_versions_are_those_that_the_package_pins(path):
+    manifest = Manifest.read(path)
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert manifest.versions
+    for package, version in manifest.versions.items():
+        assert f'"{package}=={version}"' in pyproject
+
+
+def test_a_scale_that_no_manifest_has_is_one_line():
+    result = subprocess.run([ROOT / "scripts/reproduce.sh", "5gpu"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: no scale 5gpu in ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_experiment_that_is_written_down_is_the_one_that_is_run():
+    written = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/experiment.md").read_text(), re.DOTALL)
+    assert written[1] == (MANIFESTS / "smollm2.yaml").read_text()

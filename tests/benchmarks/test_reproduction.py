@@ -1,0 +1,249 @@
+"""Runs side by side, what is skipped, what is kept, and what may not be mixed. A short program stands for the training;
+tests/e2e/test_reproduction.py has the real one."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.reproduction import __main__ as command
+from benchmarks.reproduction import provenance
+from benchmarks.reproduction.manifest import Manifest, Planned, Scale
+from benchmarks.reproduction.results import _KEPT as KEPT
+from benchmarks.reproduction.results import Results
+from benchmarks.reproduction.schedule import Schedule
+from gtpo_verl.report import measures
+from gtpo_verl.report.metrics_log import MetricsLog, read_lines
+
+# Writes when it began and ended, on which card, and one line of metrics; `seconds=`, `code=` among its arguments.
+PROGRAM = """
+import json, os, pathlib, sys, time
+options = dict(argument.split("=", 1) for argument in sys.argv[1:])
+folder = pathlib.Path(options["gtpo_verl.run_dir"][1:-1].replace("\\\\'", "'"))
+began = time.monotonic()
+(folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "data": {"actor/entropy": 0.5}}) + "\\n")
+time.sleep(float(options.get("seconds", 0)))
+times = {"began": began, "ended": time.monotonic(), "card": os.environ.get("CUDA_VISIBLE_DEVICES")}
+(folder / "times.json").write_text(json.dumps(times))
+sys.exit(int(options.get("code", 0)))
+"""
+
+
+VALIDATED = {"mean": "", "best": "/mean", "maj": "/mean"}
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    signal.alarm(0)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def planned(count, *overrides):
+    return [Planned(f"dapo-seed{seed}", overrides) for seed in range(1, count + 1)]
+
+
+def schedule(tmp_path, scale, seconds_apart=0.0):
+    return Schedule([sys.executable, "-c", PROGRAM], scale, tmp_path / "a, b=c's", seconds_apart)
+
+
+def times(tmp_path):
+    return [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/times.json"))]
+
+
+def most_at_once(spans):
+    return max(sum(other["began"] <= one["began"] < other["ended"] for other in spans) for one in spans)
+
+
+def test_so_many_run_on_each_card(tmp_path):
+    ended = list(schedule(tmp_path, Scale(2, 2, [])).finished(planned(7, "seconds=1")))
+    assert sorted(run.name for run, _, _ in ended) == [f"dapo-seed{seed}" for seed in range(1, 8)]
+    by_card = {card: [one for one in times(tmp_path) if one["card"] == card] for card in ("0", "1")}
+    assert [len(spans) for spans in by_card.values()] in ([4, 3], [3, 4])
+    assert all(most_at_once(spans) <= 2 for spans in by_card.values())
+    assert most_at_once(times(tmp_path)) > 2
+
+
+def test_without_cards_the_environment_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    list(schedule(tmp_path, Scale(0, 1, [])).finished(planned(2, "seconds=0.5")))
+    assert [one["card"] for one in times(tmp_path)] == ["5", "5"]
+    assert most_at_once(times(tmp_path)) == 1
+
+
+def test_starts_on_a_card_are_apart_and_on_two_cards_at_once(tmp_path):
+    list(schedule(tmp_path, Scale(2, 3, []), seconds_apart=2.0).finished(planned(4, "seconds=5")))
+    began = {card: sorted(one["began"] for one in times(tmp_path) if one["card"] == card) for card in ("0", "1")}
+    assert all(second - first > 1.5 for first, second in began.values())
+    assert most_at_once(times(tmp_path)) == 4
+
+
+def test_a_run_that_fails_stops_no_other(tmp_path):
+    runs = [*planned(1, "code=3"), Planned("gtpo_v1-seed1", ())]
+    ended = {run.name: code for run, code, _ in schedule(tmp_path, Scale(0, 1, [])).finished(runs)}
+    assert ended == {"dapo-seed1": 3, "gtpo_v1-seed1": 0}
+
+
+def test_a_signal_ends_the_runs_and_starts_no_more(tmp_path):
+    started = schedule(tmp_path, Scale(0, 2, []))
+    running = started.finished(planned(4, "seconds=300"))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.alarm(3)
+    began = time.monotonic()
+    assert [(run.name, code) for run, code, _ in running] == [("dapo-seed1", -15), ("dapo-seed2", -15)]
+    assert time.monotonic() - began < 60
+    assert started.stopped_by == signal.SIGTERM
+
+
+def make_run(folder, *steps, cut_off=b""):
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"step": step, "data": data}) + "\n" for step, data in steps]
+    (folder / "metrics.jsonl").write_bytes("".join(lines).encode() + cut_off)
+
+
+def test_what_is_kept_of_a_run(tmp_path):
+    (run,) = planned(1, "algorithm=dapo")
+    kept = {"actor/entropy": 0.5, "timing_s/step": 3.0, "val-aux/a/b/acc/best@2/mean": 1.0}
+    data = {**kept, "actor/perf/max_memory_allocated_gb": 1.0, "timing_s/adv": 1.0, "val-aux/a/b/reward/mean@2": 1.0}
+    make_run(tmp_path / run.name, (1, data), cut_off=b'{"step": 2, "da')
+    results = Results(tmp_path / "results")
+    results.keep(run, tmp_path, source="abc", steps=9)
+    log = read_lines(results.log(run))
+    assert log.steps == {1: kept}
+    assert results.record() == {"dapo-seed1": {"source": "abc", "steps": 9, "overrides": ["algorithm=dapo"]}}
+    first = results.log(run).read_bytes()
+    results.keep(run, tmp_path, source="abc", steps=9)
+    assert results.log(run).read_bytes() == first
+
+
+def test_every_measure_of_a_report_is_kept():
+    read = []
+
+    class Log(MetricsLog):
+        def series(self, name):
+            read.append(name)
+            return {}
+
+    log = Log(Path("metrics.jsonl"), {0: {f"val-core/t/acc/{one}@8{end}": 1.0 for one, end in VALIDATED.items()}})
+    for measure in [*measures.curves([log]), *measures.diagnostics([log]), *measures.final_measures([log])]:
+        measure.series(log)
+    assert len(set(read)) > 12
+    assert [name for name in read if not KEPT.match(name)] == []
+
+
+def test_a_run_that_logged_nothing_is_not_forgotten(tmp_path):
+    results = Results(tmp_path / "results")
+    results.keep(*planned(1), tmp_path, source="abc")
+    assert gzip.decompress(results.log(*planned(1)).read_bytes()) == b""
+
+
+def test_done_is_what_has_all_steps_here_or_in_the_results(tmp_path):
+    one, two, three = planned(3)
+    results = Results(tmp_path / "results")
+    make_run(tmp_path / one.name, (1, {"a": 1}), (2, {"a": 1}))
+    make_run(tmp_path / two.name, (1, {"a": 1}))
+    assert [results.has(run, tmp_path, 2) for run in (one, two, three)] == [True, False, False]
+    make_run(tmp_path / "elsewhere" / two.name, (1, {"a": 1}), (2, {"a": 1}))
+    results.keep(two, tmp_path / "elsewhere", source="abc")
+    assert results.has(two, tmp_path, 2)
+
+
+def test_a_set_is_made_by_one_process_at_a_time(tmp_path):
+    results = Results(tmp_path / "results")
+    with pytest.raises(ValueError, match="results: a start of this set is at work there"):
+        Results(results.folder)
+
+
+def test_under_nohup_a_hangup_ends_nothing(tmp_path):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    schedule(tmp_path, Scale(0, 1, []))
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def manifest(**changes):
+    given = {"set": "s", "steps": 1, "seeds": [1, 2], "overrides": [], "runs": {"dapo": {}}, "scales": {}}
+    return Manifest(**{**given, **changes})
+
+
+def test_other_versions_are_refused(tmp_path):
+    results = Results(tmp_path)
+    provenance.check(manifest(versions={"verl": "0.9.1"}), "abc", results)
+    with pytest.raises(ValueError, match=r"for verl 0\.0\.1; installed is 0\.9\.1"):
+        provenance.check(manifest(versions={"verl": "0.0.1"}), "abc", results)
+    with pytest.raises(ValueError, match="for no-such-package 1; installed is nothing"):
+        provenance.check(manifest(versions={"no-such-package": "1"}), "abc", results)
+
+
+def test_results_of_other_code_are_not_added_to(tmp_path):
+    results = Results(tmp_path / "results")
+    results.keep(*planned(1), tmp_path, source="abc", revision="r1")
+    provenance.check(manifest(), "abc", results)
+    with pytest.raises(ValueError, match=r"dapo-seed1 was made with other code \(revision r1\)"):
+        provenance.check(manifest(), "def", results)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository of one commit, with a package and a document."""
+    root = tmp_path / "repository"
+    for folder in ("gtpo_verl", "configs", "docs"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "a.py").write_text("1\n")
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+    monkeypatch.setattr(provenance, "ROOT", root)
+    return root
+
+
+def head(repository):
+    return subprocess.run(["git", "-C", repository, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+def test_a_revision_is_that_of_the_package_whatever_the_documents_say(repository, tmp_path):
+    pinned, results = manifest(revision=head(repository)), Results(tmp_path / "results")
+    (repository / "docs/a.py").write_text("2\n")
+    provenance.check(pinned, "abc", results)
+    (repository / "configs/a.py").write_text("2\n")
+    with pytest.raises(ValueError, match=r"configs/a\.py"):
+        provenance.check(pinned, "abc", results)
+    with pytest.raises(ValueError, match="no-such-revision"):
+        provenance.check(manifest(revision="no-such-revision"), "abc", results)
+
+
+def test_provenance_says_commit_and_code(repository):
+    before = provenance.provenance(manifest(versions={"verl": "0.9.1"}))
+    assert before["revision"] == head(repository)
+    assert before["versions"] == {"verl": "0.9.1"}
+    (repository / "docs/a.py").write_text("2\n")
+    assert provenance.source_digest() == before["source"]
+    (repository / "gtpo_verl/a.py").write_text("2\n")
+    after = provenance.provenance(manifest())
+    assert after["source"] != before["source"]
+    assert after["revision"] == head(repository) + "-dirty"
+
+
+def test_a_finished_set_starts_nothing_and_is_reported(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    for run in planned(2):
+        make_run(tmp_path / "runs/s" / run.name, (1, {"actor/entropy": 0.5}))
+    results = Results(tmp_path / "results")
+    # `prepare` would fail, if it were run.
+    assert command.reproduce(manifest(prepare=["no-such-command"]), Scale(0, 1, []), results) == 0
+    assert "s: 2 runs, 2 done" in capfd.readouterr().out
+    assert sorted(path.name for path in results.folder.iterdir()) == [
+        "dapo-seed1.jsonl.gz",
+        "dapo-seed2.jsonl.gz",
+        "report",
+        "runs.json",
+    ]
+    assert (results.folder / "report/report.html").exists()

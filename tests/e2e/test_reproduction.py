@@ -1,0 +1,87 @@
+"""A whole set of runs from a manifest: side by side, stopped half-way, gone on with, and reported."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from training_run import ROOT, SMALL, Run
+
+from gtpo_verl.report.metrics_log import read_lines
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+ALGORITHMS = ["gtpo_v3", "grpo_s_v3"]
+NAMES = [f"{algorithm}-seed{seed}" for seed in (1, 2) for algorithm in ALGORITHMS]
+VALIDATION = ["trainer.test_freq=2", "data.val_max_samples=8", "actor_rollout_ref.rollout.val_kwargs.n=4"]
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "manifest.yaml"
+    overrides = ["model=tiny", *SMALL, *VALIDATION, f"gtpo_verl.cache_dir={ROOT / '.cache/gtpo-verl'}"]
+    given = {
+        "set": "small",
+        "steps": 2,
+        "seeds": [1, 2],
+        "overrides": overrides,
+        "runs": {algorithm: {} for algorithm in ALGORITHMS},
+        "scales": {"cpu": {"cards": 0, "side_by_side": 2, "overrides": ["scale=cpu"]}},
+    }
+    path.write_text(yaml.safe_dump(given, sort_keys=False))
+    return path
+
+
+def start(run: Run, manifest: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.reproduction", "cpu", "--manifest", str(manifest)]
+    run.process = subprocess.Popen(
+        command,
+        cwd=run.folder,
+        env={**os.environ, "HOME": str(run.home), "PYTHONPATH": str(ROOT), "GTPO_VERL_TEST": run.mark},
+        stdout=(run.folder / "terminal.txt").open("wb"),
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_a_set_is_stopped_gone_on_with_and_reported(run: Run, manifest: Path) -> None:
+    results = run.folder / "runs/small/results"
+    start(run, manifest)
+    run.wait_until(lambda: ": done" in run.terminal, timeout=900)
+    assert len(run.processes()) > 5  # the second run is under way
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM
+    run.assert_nothing_left()
+    assert "4 runs, 0 done" in run.terminal
+    # What there is has been reported.
+    assert "ended early or still run" in " ".join((results / "report/report.html").read_text().split())
+    (done,) = [name for name in NAMES if f"{name}: done" in run.terminal]
+    first = (results / f"{done}.jsonl.gz").read_bytes()
+
+    start(run, manifest)
+    assert run.wait(timeout=1400) == 0, run.terminal
+    run.assert_nothing_left()
+    assert "4 runs, 1 done" in run.terminal
+    assert f"{done}: started" not in run.terminal
+    assert (results / f"{done}.jsonl.gz").read_bytes() == first
+    for name in NAMES:
+        kept = read_lines(results / f"{name}.jsonl.gz")
+        trained = read_lines(run.folder / "runs/small" / name / "metrics.jsonl")
+        assert list(kept.steps) == [1, 2]
+        assert kept.steps[2]["actor/entropy"] == trained.steps[2]["actor/entropy"] > 0
+        assert kept.steps[2]["actor/grad_norm"] > 0
+        assert kept.steps[2]["gtpo/zero_advantage_frac"] < 1
+        # Each validation prompt's accuracy is there, and together they are what verl logged.
+        (accuracies,) = kept.prompts[2].values()
+        assert len(accuracies) == 8
+        (mean,) = [value for metric, value in kept.steps[2].items() if metric.endswith("/acc/mean@4")]
+        assert sum(accuracies.values()) / 8 == pytest.approx(mean)
+    assert "ended early" not in " ".join(run.terminal.split())
+    assert {path.name for path in (results / "report").iterdir()} >= {"curves.svg", "diagnostics.png", "report.html"}
+
+    start(run, manifest)
+    assert run.wait(timeout=300) == 0, run.terminal
+    assert "4 runs, 4 done" in run.terminal
+    assert "started" not in run.terminal
