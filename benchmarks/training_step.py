@@ -1,12 +1,13 @@
-"""The same real training step with and without the fused engine: log-prob pass, update and whole step.
+"""A training step of a recipe run beside one of stock verl: rollout, log-prob pass, advantages, update, whole step.
 
-Trains a model with DAPO and GTPO v2, each with verl's own engine and with ours, one run a GPU (they take turns where
-there are fewer GPUs than runs). Writes the timings that verl logs, every step of every run, and prints their medians,
-the first step left out.
+One run a GPU (they take turns where there are fewer GPUs than runs). Writes the timings that verl logs, every step of
+every run, and prints their medians, the first step left out.
 
-    python benchmarks/training_step.py --model MODEL_FOLDER --data FOLDER --out FOLDER [hydra overrides]
+    python benchmarks/training_step.py --model MODEL_FOLDER --data FOLDER --out FOLDER [hydra overrides of all runs]
 
-`--data` holds train.parquet, test.parquet and reward.py.
+`--data` holds train.parquet, test.parquet and reward.py. Stock means verl's entry point, trainer, engine and rollouts;
+what it is given stands in `STOCK`. `dapo-stock-tuned` is the same with this recipe's settings on top (`TUNED`), so that
+what the code gives and what the settings give are told apart. A run that fails keeps the steps that it made.
 """
 
 import argparse
@@ -22,18 +23,62 @@ from queue import SimpleQueue
 
 import torch
 
-# {name: (algorithm, whether the fused engine is on)}
-RUNS = {
-    "dapo-stock": ("dapo", False),
-    "dapo-fused": ("dapo", True),
-    "gtpo_v2-stock": ("gtpo_v2", False),
-    "gtpo_v2-fused": ("gtpo_v2", True),
-}
+RUNS = ("dapo-stock", "dapo-stock-tuned", "dapo", "gtpo_v2")
+# Of a step, the same in all runs: 64 prompts x 16 responses, two updates.
+STEP = [
+    "data.train_batch_size=64",
+    "data.max_prompt_length=160",
+    "data.max_response_length=160",
+    "actor_rollout_ref.rollout.n=16",
+    "actor_rollout_ref.rollout.max_model_len=1024",
+    "actor_rollout_ref.rollout.max_num_seqs=1024",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+    "trainer.resume_mode=disable",
+]
+# verl's own, with what DAPO needs and what verl's examples set on one GPU; every other key is verl's default.
+STOCK = [
+    "trainer.use_v1=true",
+    "trainer.v1.trainer_mode=sync",
+    "algorithm.adv_estimator=grpo",
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.metric=acc",
+    "actor_rollout_ref.model.use_remove_padding=true",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=32768",
+    "actor_rollout_ref.actor.clip_ratio_low=0.2",
+    "actor_rollout_ref.actor.clip_ratio_high=0.28",
+    "actor_rollout_ref.actor.loss_agg_mode=token-mean",
+    "actor_rollout_ref.actor.optim.lr=1e-5",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+    "reward.custom_reward_function.name=compute_score",
+    "trainer.logger=[console,file]",
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=1",
+]
+# What of configs/scale/smollm2_1gpu.yaml stock verl can be given; its poll interval of 2 s is no key of verl's.
+TUNED = [
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=131072",
+    "actor_rollout_ref.rollout.max_num_batched_tokens=16384",
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,2,4,8,16,32,64,128,192,256,384,512,640,768,896,1024]",
+    "actor_rollout_ref.rollout.enable_sleep_mode=false",
+    "actor_rollout_ref.rollout.free_cache_engine=false",
+]
 TIMINGS = {
     "old_log_prob": "timing_s/old_log_prob",
     "advantage": "timing_s/adv",
     "update_actor": "timing_s/update_actor",
     "rollout": "timing_s/gen",
+    "update_weights": "timing_s/update_weights",
     "whole_step": "timing_s/step",
 }
 
@@ -63,14 +108,12 @@ def main() -> None:
 
     with ThreadPoolExecutor(max_workers=gpus.qsize()) as pool:
         steps = [row for rows in pool.map(run, names) for row in rows]
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "training_step.csv").open("w") as file:
-        writer = csv.DictWriter(file, fieldnames=list(steps[0]))
-        writer.writeheader()
-        writer.writerows(steps)
+    write(options.out / "training_step.csv", steps)
 
     for name in names:
         rows = [row for row in steps if row["run"] == name][1:]
+        if not rows:
+            continue
         print(name, f"{len(rows)} steps", end="")
         for column in ("tokens", *TIMINGS, "max_memory_gib"):
             values = [row[column] for row in rows]
@@ -80,42 +123,51 @@ def main() -> None:
 
 def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]) -> list[dict]:
     """One run on one GPU; a row of the table for each of its steps (seconds)."""
-    algorithm, fused = RUNS[name]
-    folder = options.out / name
-    command = [sys.executable, "-m", "gtpo_verl.cli", "train", f"algorithm={algorithm}", "model=smollm2", "scale=gpu"]
+    folder = (options.out / name).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    algorithm, _, stock = name.partition("-")
+    if stock:
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", *STOCK, *(TUNED if stock == "stock-tuned" else [])]
+    else:
+        command = [sys.executable, "-m", "gtpo_verl.cli", "train", f"algorithm={algorithm}", "model=smollm2"]
+        command += ["scale=smollm2_1gpu", f"gtpo_verl.run_dir={folder}", "gtpo_verl.task=null"]
+        command += ["gtpo_verl.preflight=false", "++ray_kwargs.ray_init._temp_dir=${oc.env:GTPO_VERL_TMP}"]
     command += [
-        f"gtpo_verl.run_dir={folder}",
-        f"gtpo_verl.fused_entropy={fused}",
-        "gtpo_verl.task=null",
+        *STEP,
         f"actor_rollout_ref.model.path={options.model}",
         f"data.train_files={options.data / 'train.parquet'}",
         f"data.val_files={options.data / 'test.parquet'}",
         f"reward.custom_reward_function.path={options.data / 'reward.py'}",
-        "reward.num_workers=4",
         # Each run has a Ray cluster of its own.
-        "+ray_kwargs.ray_init.address=local",
-        "+ray_kwargs.ray_init._temp_dir=${oc.env:GTPO_VERL_TMP}",
-        "data.train_batch_size=64",
-        "data.max_response_length=160",
-        "actor_rollout_ref.rollout.n=16",
-        "actor_rollout_ref.rollout.max_num_seqs=1024",
-        "actor_rollout_ref.rollout.max_num_batched_tokens=16384",
-        "actor_rollout_ref.rollout.agent.num_workers=4",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "++ray_kwargs.ray_init.address=local",
+        "++ray_kwargs.ray_init.include_dashboard=false",
         f"trainer.total_training_steps={options.steps}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
         *overrides,
     ]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-    subprocess.run(command, env=environment, check=True)
-    return read_steps(name, folder)
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+    }
+    with (folder / "output.txt").open("w") as output:
+        code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder).returncode
+    steps = read_steps(name, folder)
+    if code != 0:
+        print(f"{name}: exit code {code} after {len(steps)} steps; {folder / 'output.txt'}", file=sys.stderr)
+    return steps
+
+
+def write(path: Path, steps: list[dict]) -> None:
+    with path.open("w") as file:
+        writer = csv.DictWriter(file, fieldnames=list(steps[0]))
+        writer.writeheader()
+        writer.writerows(steps)
 
 
 def read_steps(name: str, folder: Path) -> list[dict]:
     """The same of a run's folder, finished or not."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     return [
         {
             "run": name,
