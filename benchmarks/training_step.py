@@ -70,7 +70,7 @@ TUNED = [
     "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=131072",
     "actor_rollout_ref.rollout.max_num_batched_tokens=16384",
     "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,2,4,8,16,32,64,128,192,256,384,512,640,768,896,1024]",
-    "actor_rollout_ref.rollout.enable_sleep_mode=false",
+    "+actor_rollout_ref.rollout.enable_sleep_mode=false",
     "actor_rollout_ref.rollout.free_cache_engine=false",
 ]
 TIMINGS = {
