@@ -124,6 +124,8 @@ class Rollouts:
 
     def wait(self, seconds: float = 120) -> dict[str, dict[str, Any]]:
         """The tag and the fields of every response, once all prompts have ended; empties the queue."""
+        import torch
+
         deadline = time.monotonic() + seconds
         while True:
             tags = self.queue.kv_list()["train"]
@@ -134,12 +136,14 @@ class Rollouts:
             time.sleep(0.1)
         keys = sorted(key for key in tags if key not in status)
         data = self.queue.kv_batch_get(keys=keys, partition_id="train")
-        columns = {
-            name: column.unbind() if hasattr(column, "unbind") else list(column) for name, column in data.items()
+        columns = {name: data[name] for name in sorted(data.keys())}
+        parts = {
+            name: column.unbind(0) if isinstance(column, torch.Tensor) else list(column)
+            for name, column in columns.items()
         }
         self.queue.kv_clear(keys=[*keys, *status], partition_id="train")
-        rows = {key: {name: column[i] for name, column in columns.items()} for i, key in enumerate(keys)}
-        layouts = {name: type(column).__name__ for name, column in data.items()}
+        rows = {key: {name: column[i] for name, column in parts.items()} for i, key in enumerate(keys)}
+        layouts = {name: type(column).__name__ for name, column in columns.items()}
         errors = {key: tags[key].get("error") for key in status}
         return {
             "status": status,

@@ -43,9 +43,15 @@ class Tokens:
 
     def keep(self, output: EngineCoreOutput) -> None:
         self.token_ids.extend(output.new_token_ids)
-        if output.new_logprobs is not None:
-            self.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
-            self.ranks.extend(output.new_logprobs.sampled_token_ranks.tolist())
+        if output.new_logprobs is None:
+            return
+        _, logprobs, ranks, _ = output.new_logprobs
+        if len(ranks) == 1:  # the rule; the sampled token is the first
+            self.logprobs.append(logprobs.item(0))
+            self.ranks.append(ranks.item(0))
+        else:
+            self.logprobs.extend(logprobs[:, 0].tolist())
+            self.ranks.extend(ranks.tolist())
 
     def take(self, request_id: str) -> list[EngineCoreOutput]:
         """What was kept as one output that does not finish the request, and forgets it; nothing if nothing was kept."""
@@ -84,19 +90,19 @@ class _WholeResponses:
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         by_client = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         for outputs in by_client.values():
-            outputs.outputs = [sent for output in outputs.outputs for sent in self._keep(output)]
+            sent: list[EngineCoreOutput] = []
+            for output in outputs.outputs:  # a thousand times a step
+                tokens = self._kept.get(output.request_id)
+                if tokens is None:
+                    sent.append(output)
+                elif output.routed_experts is None and _rest(output) == _NOTHING:
+                    tokens.keep(output)
+                else:
+                    sent.extend((*tokens.take(output.request_id), output))
+                    if output.finish_reason is not None:
+                        del self._kept[output.request_id]
+            outputs.outputs = sent
         return by_client
-
-    def _keep(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
-        tokens = self._kept.get(output.request_id)
-        if tokens is None:
-            return [output]
-        if _is_plain(output):
-            tokens.keep(output)
-            return []
-        if output.finish_reason is not None:
-            del self._kept[output.request_id]
-        return [*tokens.take(output.request_id), output]
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         finished = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
@@ -142,11 +148,7 @@ def _is_read_whole(request: Any) -> bool:
     )
 
 
-def _is_plain(output: EngineCoreOutput) -> bool:
-    """Has tokens, perhaps their log-probabilities, and nothing else."""
-    return output.routed_experts is None and _rest(output) == _NOTHING
-
-
+# What an output can hold beside tokens and their log-probabilities; experts are an array and not compared.
 _rest = attrgetter(
     *(
         name

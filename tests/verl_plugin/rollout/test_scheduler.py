@@ -62,6 +62,20 @@ def test_tokens_leave_together_before_the_output_that_finishes() -> None:
     assert scheduler._kept == {}
 
 
+def test_several_tokens_of_one_step_among_other_candidates() -> None:
+    """Speculative decoding gives several; a neighbour in the batch that asks for more makes the arrays wider."""
+    scheduler = Scheduler()
+    scheduler.add_request(request())
+    for tokens in ([3], [4, 5]):
+        ids = np.array([[token_id, 99] for token_id in tokens], np.int32)
+        logprobs = LogprobsLists(ids, (-ids / 7).astype(np.float32), ids[:, 0] + 1)
+        scheduler.step(EngineCoreOutput(request_id="a", new_token_ids=tokens, new_logprobs=logprobs))
+    kept, _ = scheduler.step(token(9, finish_reason=FinishReason.STOP))
+    assert kept.new_token_ids == [3, 4, 5]
+    assert kept.new_logprobs.logprobs.tolist() == [[np.float32(-i / 7)] for i in (3, 4, 5)]
+    assert kept.new_logprobs.sampled_token_ranks.tolist() == [4, 5, 6]
+
+
 def test_an_output_with_more_than_tokens_leaves_at_once_and_in_order() -> None:
     scheduler = Scheduler()
     scheduler.add_request(request())
