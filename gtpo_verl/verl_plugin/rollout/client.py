@@ -25,11 +25,11 @@ class BatchingClient(LLMServerClient):
         self._servers: dict[str, BatchingServerHandle] = {}
         self._acquire = Batcher(self._acquire_many)
         self._release = Batcher(self._release_many)
+        # A user's own balancer may want to see what it balances (`require_acquire_fields`), and may be asynchronous.
+        self._balancer_is_verls = not getattr(self.config.actor_rollout_ref.rollout, "router_config_path", None)
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        if self._lb_require_acquire_fields is None:
-            server_id, server = await super()._acquire_server(request_id, **extra)
-        elif self._is_verls_balancer():
+        if self._balancer_is_verls:
             server_id, server = await self._acquire({"request_id": request_id})
         else:
             server_id, server = await super()._acquire_server(request_id, **extra)
@@ -38,13 +38,10 @@ class BatchingClient(LLMServerClient):
         return server_id, self._servers[server_id]
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        if self._is_verls_balancer():
+        if self._balancer_is_verls:
             self._release(server_id)
         else:
             super()._release_server(server_id, request_id)
-
-    def _is_verls_balancer(self) -> bool:
-        return not getattr(self.config.actor_rollout_ref.rollout, "router_config_path", None)
 
     async def _acquire_many(self, batch: Batch) -> None:
         requests = [request for request, _ in batch]
