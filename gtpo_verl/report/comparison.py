@@ -31,7 +31,7 @@ class Final:
         seeds: how many runs have a value; those that ended before `Comparison.step` have none.
         mean: over them; None without any.
         low, high: ends of its 95 % interval (Student's t); None for fewer than two.
-        start: mean over the same runs at the beginning: the first validation, or the first steps.
+        start: mean over the same runs at the beginning: the first validation, or the first steps; None without.
     """
 
     measure: str
@@ -138,9 +138,10 @@ def _values(measure: Measure, group: Sequence[Run], step: int, at: int) -> dict[
 
 
 def _starts(measure: Measure, group: Sequence[Run], final: Mapping[int | None, float]) -> list[float]:
-    """Where the runs that have a final value began: the first validation, or the mean of the first steps."""
+    """Where the runs that have a final value began: the first validation, or the mean of the first steps; none for runs
+    whose first value is their last."""
     series = [sorted(measure.series(run.log).items()) for run in group if run.seed in final]
-    first = [[value for _, value in one] for one in series]
+    first = [[value for _, value in one] for one in series if len(one) > 1]
     return [values[0] if measure.validation else float(np.mean(values[: _window(values)])) for values in first]
 
 
@@ -154,7 +155,8 @@ def _final(measure: str, algorithm: str, values: Mapping[int | None, float], sta
         return Final(measure, algorithm, 0, None, None, None, None)
     curve = Curve.over_seeds([{0: value} for value in values.values()])
     low, high = (None if np.isnan(end) else float(end) for end in (curve.low[0], curve.high[0]))
-    return Final(measure, algorithm, len(values), float(curve.mean[0]), low, high, float(np.mean(starts)))
+    start = float(np.mean(starts)) if starts else None
+    return Final(measure, algorithm, len(values), float(curve.mean[0]), low, high, start)
 
 
 def _difference(

@@ -136,6 +136,15 @@ def test_first_and_last_steps_of_a_short_run_do_not_overlap():
     assert (final.start, final.mean, final.low) == (1.5, 4.5, None)
 
 
+def test_a_single_validation_is_an_end_and_no_start():
+    steps = {1: {"critic/score/mean": 0.5}, 2: {"critic/score/mean": 0.6, "val-core/task/acc/mean@32": 0.4}}
+    once = Run("dapo", "dapo", None, MetricsLog(Path("dapo"), steps), None)
+    compared = compare(runs(dapo=[once]))
+    final = only(compared.finals, measure="mean@32")
+    assert (final.start, final.mean) == (None, 0.4)
+    assert only(compared.finals, measure="reward").start == 0.5
+
+
 def with_prompts(algorithm, gain, shift=0.0, count=8):
     generator = np.random.default_rng(5)
     hardness = generator.uniform(0.2, 0.6, size=64)
