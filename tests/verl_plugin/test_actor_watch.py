@@ -6,7 +6,7 @@ from threading import Timer
 
 import pytest
 import ray
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from buffers import synchronous
 
 from gtpo_verl.verl_plugin.actor_watch import ActorWatch
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
@@ -75,15 +75,7 @@ def test_looks_seldom() -> None:
 
 
 def test_the_replay_buffer_watches_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    verls = ReplayBuffer(
-        trainer_mode="sync",
-        trainer_config=None,
-        max_off_policy_threshold=None,
-        max_off_policy_strategy="drop",
-        sampler_kwargs=None,
-        refill_fn=lambda count: None,
-    )
-    buffer = BoundedReplayBuffer.adopt(verls, max_groups=0, poll_interval=0.1, group_size=1)
+    buffer = BoundedReplayBuffer.adopt(synchronous(), max_groups=0, poll_interval=0.1, group_size=1)
     buffer.watch.interval = 0
     # No TransferQueue: responses that never arrive look the same.
     monkeypatch.setattr(buffer, "_sync_metadata_from_transfer_queue", lambda: None)

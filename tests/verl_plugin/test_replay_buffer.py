@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from buffers import synchronous
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from gtpo_verl.verl_plugin import transfer
@@ -11,17 +12,7 @@ from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 
 @pytest.fixture
 def buffer() -> BoundedReplayBuffer:
-    verls = ReplayBuffer(
-        trainer_mode="sync",
-        trainer_config=None,
-        max_off_policy_threshold=None,
-        max_off_policy_strategy="drop",
-        sampler_kwargs=None,
-        refill_fn=lambda count: None,
-        filter_groups_metric="acc",
-        train_batch_size=4,
-        gen_batch_size=1,
-    )
+    verls = synchronous(filter_groups_metric="acc", train_batch_size=4, gen_batch_size=1)
     bounded = BoundedReplayBuffer.adopt(verls, max_groups=8, poll_interval=0.1, group_size=2)
     bounded.batch_size = 4
     bounded.rejected = Counter({0.0: 5, 1.0: 2})
@@ -99,12 +90,7 @@ def sampled(outcomes: list[str], monkeypatch: pytest.MonkeyPatch, metric: str | 
     rollouts = Rollouts(outcomes)
     for module, name in ((verls_module, "tq"), (transfer, "transfer_queue")):
         monkeypatch.setattr(module, name, rollouts)
-    verls = ReplayBuffer(
-        trainer_mode="sync",
-        trainer_config=None,
-        max_off_policy_threshold=None,
-        max_off_policy_strategy="drop",
-        sampler_kwargs=None,
+    verls = synchronous(
         refill_fn=rollouts.ask,
         filter_groups_metric=metric,
         train_batch_size=2,
