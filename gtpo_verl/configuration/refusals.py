@@ -21,8 +21,11 @@ def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
     """
     check_disk(Path(settings.run_dir), settings.min_free_disk_gib)
     check_model(config.actor_rollout_ref.model.path)
-    for key in ("train_files", "val_files"):
-        check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key)
+    rows = {
+        key: check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key)
+        for key in ("train_files", "val_files")
+    }
+    check_steps(config, rows["train_files"])
     if settings.probe_reward:
         probe_reward(config)
     check_with_verl(config)
@@ -64,13 +67,46 @@ def check_model(path: str | None) -> None:
         raise FileNotFoundError(f"{key}: no such folder")
 
 
-def check_data(key: str, files: str | Sequence[str], prompt_key: str, reward_fn_key: str) -> None:
-    """Raises FileNotFoundError or ValueError (file and column, or row) for data that verl cannot train on."""
+def check_data(key: str, files: str | Sequence[str], prompt_key: str, reward_fn_key: str) -> int:
+    """The number of rows. Raises FileNotFoundError or ValueError (file and column, or row) for data that verl cannot
+    train on."""
+    rows = 0
     for file in files if isinstance(files, list | tuple | ListConfig) else [files]:
         path = Path(str(file)).expanduser()
         if not path.exists():
             raise FileNotFoundError(f"{key}={file}: no such file")
-        check_data_file(path, prompt_key=prompt_key, data_source_key=reward_fn_key)
+        rows += check_data_file(path, prompt_key=prompt_key, data_source_key=reward_fn_key)
+    return rows
+
+
+def check_steps(config: DictConfig, rows: int) -> None:
+    """Refuses a run that its data would end before the step that it announces; verl stops there without a word, a
+    checkpoint or a validation (verl/trainer/ppo/v1/trainer_base.py, `fit`).
+
+    Args:
+        rows: of the training data; fewer remain where prompts are filtered, so the trainer asks again.
+
+    Raises:
+        ValueError: no whole batch, or too few epochs; names the keys.
+    """
+    data, trainer = config.data, config.trainer
+    most = data.get("train_max_samples", -1)
+    prompts, limited = rows, ""
+    if most is not None and 0 < most < rows:
+        prompts, limited = most, f" (data.train_max_samples={most})"
+    batch = data.train_batch_size
+    an_epoch = prompts // batch
+    if an_epoch == 0:
+        raise ValueError(
+            f"data.train_batch_size={batch}: the training data has {prompts} prompts{limited}, not one batch"
+        )
+    total, epochs = trainer.total_training_steps, trainer.total_epochs
+    if total is not None and an_epoch * epochs < total:
+        raise ValueError(
+            f"trainer.total_training_steps={total}: the training data has {prompts} prompts{limited}, which are "
+            f"{an_epoch} steps of data.train_batch_size={batch}, and trainer.total_epochs={epochs} would end the run "
+            f"after step {an_epoch * epochs}. Set trainer.total_epochs={-(-total // an_epoch)} or more"
+        )
 
 
 def probe_reward(config: DictConfig) -> None:

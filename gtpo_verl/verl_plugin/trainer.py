@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from gtpo_verl.algorithms import ESTIMATORS, ForkingConfig
 from gtpo_verl.configuration.algorithm_checks import forks
 from gtpo_verl.configuration.checks import check_config, validates_only
+from gtpo_verl.configuration.refusals import check_steps
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
@@ -63,6 +64,10 @@ class GtpoTrainer(PPOTrainerSync):
             rollout.install(config)
         jagged.install_in_trainer()
         super().__init__(config)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        check_steps(self.config, len(self.train_dataset))
 
     def _build_replay_buffer(self):
         buffer = super()._build_replay_buffer()

@@ -30,6 +30,11 @@ CALLABLES = [
     ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.__init__", ["self", "config"], "our trainer cannot be built"),
     ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._build_replay_buffer", ["self"], "sampling has no limit"),
     (
+        "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._init_dataloader",
+        ["self"],
+        "a run whose data ends early stops without a word",
+    ),
+    (
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._compute_old_log_prob",
         ["self", "batch", "metrics"],
         "every field travels to the engine",
