@@ -1,4 +1,5 @@
-"""A whole set of runs from a manifest: side by side, stopped half-way, gone on with, and reported."""
+"""A whole set of runs from a manifest: stopped half-way, gone on with, and reported. That runs are started side by side
+is tests/benchmarks/test_reproduction.py's."""
 
 import os
 import signal
@@ -15,7 +16,7 @@ from gtpo_verl.report.metrics_log import read_lines
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 ALGORITHMS = ["gtpo_v3", "grpo_s_v3"]
-NAMES = [f"{algorithm}-seed{seed}" for seed in (1, 2) for algorithm in ALGORITHMS]
+NAMES = [f"{algorithm}-seed1" for algorithm in ALGORITHMS]
 VALIDATION = ["trainer.test_freq=2", "data.val_max_samples=8", "actor_rollout_ref.rollout.val_kwargs.n=4"]
 
 
@@ -26,10 +27,10 @@ def manifest(tmp_path: Path) -> Path:
     given = {
         "set": "small",
         "steps": 2,
-        "seeds": [1, 2],
+        "seeds": [1],
         "overrides": overrides,
         "runs": {algorithm: {} for algorithm in ALGORITHMS},
-        "scales": {"cpu": {"cards": 0, "side_by_side": 2, "overrides": ["scale=cpu"]}},
+        "scales": {"cpu": {"cards": 0, "side_by_side": 1, "overrides": ["scale=cpu"]}},
     }
     path.write_text(yaml.safe_dump(given, sort_keys=False))
     return path
@@ -50,11 +51,11 @@ def test_a_set_is_stopped_gone_on_with_and_reported(run: Run, manifest: Path) ->
     results = run.folder / "runs/small/results"
     start(run, manifest)
     run.wait_until(lambda: ": done" in run.terminal, timeout=900)
-    assert len(run.processes()) > 5  # the second run is under way
+    run.wait_until(lambda: len(run.processes()) > 5, timeout=120)  # the second run is under way
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 128 + signal.SIGTERM
     run.assert_nothing_left()
-    assert "4 runs, 0 done" in run.terminal
+    assert "2 runs, 0 done" in run.terminal
     # What there is has been reported.
     assert "ended early or still run" in " ".join((results / "report/report.html").read_text().split())
     (done,) = [name for name in NAMES if f"{name}: done" in run.terminal]
@@ -63,7 +64,7 @@ def test_a_set_is_stopped_gone_on_with_and_reported(run: Run, manifest: Path) ->
     start(run, manifest)
     assert run.wait(timeout=1400) == 0, run.terminal
     run.assert_nothing_left()
-    assert "4 runs, 1 done" in run.terminal
+    assert "2 runs, 1 done" in run.terminal
     assert f"{done}: started" not in run.terminal
     assert (results / f"{done}.jsonl.gz").read_bytes() == first
     for name in NAMES:
@@ -84,5 +85,5 @@ def test_a_set_is_stopped_gone_on_with_and_reported(run: Run, manifest: Path) ->
 
     start(run, manifest)
     assert run.wait(timeout=300) == 0, run.terminal
-    assert "4 runs, 4 done" in run.terminal
+    assert "2 runs, 2 done" in run.terminal
     assert "started" not in run.terminal
