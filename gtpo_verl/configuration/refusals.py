@@ -3,13 +3,15 @@
 import inspect
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from gtpo_verl.configuration.settings import RecipeSettings
+from gtpo_verl.rewards.truth import problem_with_truth
 from gtpo_verl.tasks.data_files import check_data_file
 
 
@@ -21,8 +23,9 @@ def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
     """
     check_disk(Path(settings.run_dir), settings.min_free_disk_gib)
     check_model(config.actor_rollout_ref.model.path)
+    known = truth_check(config)
     rows = {
-        key: check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key)
+        key: check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key, known)
         for key in ("train_files", "val_files")
     }
     check_steps(config, rows["train_files"])
@@ -67,15 +70,24 @@ def check_model(path: str | None) -> None:
         raise FileNotFoundError(f"{key}: no such folder")
 
 
-def check_data(key: str, files: str | Sequence[str], prompt_key: str, reward_fn_key: str) -> int:
+def check_data(
+    key: str,
+    files: str | Sequence[str],
+    prompt_key: str,
+    reward_fn_key: str,
+    problem_with_truth: Callable[[Any], str | None] | None = None,
+) -> int:
     """The number of rows. Raises FileNotFoundError or ValueError (file and column, or row) for data that verl cannot
-    train on."""
+    train on.
+
+    `problem_with_truth` says why the reward cannot grade a ground truth, where that is known.
+    """
     rows = 0
     for file in files if isinstance(files, list | tuple | ListConfig) else [files]:
         path = Path(str(file)).expanduser()
         if not path.exists():
             raise FileNotFoundError(f"{key}={file}: no such file")
-        rows += check_data_file(path, prompt_key=prompt_key, data_source_key=reward_fn_key)
+        rows += check_data_file(path, prompt_key, reward_fn_key, problem_with_truth)
     return rows
 
 
@@ -107,6 +119,12 @@ def check_steps(config: DictConfig, rows: int) -> None:
             f"{an_epoch} steps of data.train_batch_size={batch}, and trainer.total_epochs={epochs} would end the run "
             f"after step {an_epoch * epochs}. Set trainer.total_epochs={-(-total // an_epoch)} or more"
         )
+
+
+def truth_check(config: DictConfig) -> Callable[[Any], str | None] | None:
+    """What says why the configured reward cannot grade a ground truth; None where no one knows but the reward."""
+    function = OmegaConf.select(config, "reward.custom_reward_function.path")
+    return problem_with_truth if function == "pkg://gtpo_verl.rewards.math" else None
 
 
 def probe_reward(config: DictConfig) -> None:

@@ -16,9 +16,8 @@ from pathlib import Path
 import pyarrow
 
 from gtpo_verl.rewards.exact import compare
-from gtpo_verl.rewards.math import MAX_ANSWER_CHARS
-from gtpo_verl.rewards.normalization import normalize_answer
 from gtpo_verl.rewards.prompts import DAPO_PROMPT, dapo_prompt
+from gtpo_verl.rewards.truth import problem_with_truth, truth_text
 from gtpo_verl.tasks.data_files import DataFileError
 
 _BEFORE, _AFTER = DAPO_PROMPT.split("{problem}")
@@ -88,8 +87,8 @@ def clean(batches: Iterable[pyarrow.Table], path: Path) -> Cleaned:
         path: the file, for messages.
 
     Raises:
-        DataFileError: a problem or an answer is empty, or an answer longer than the reward reads; the message names
-            the row, from 0.
+        DataFileError: a problem is empty, or an answer one that the reward cannot grade; the message names the row,
+            from 0.
     """
     total = 0
     problems: dict[bytes, Problem] = {}
@@ -130,12 +129,10 @@ def _key(text: str, path: Path, row: int) -> bytes:
 def _add_answer(problem: Problem, truth: str, path: Path, row: int) -> None:
     if truth in problem.answers:
         return
-    if len(truth) > MAX_ANSWER_CHARS:
-        raise DataFileError(f"{path}: row {row}: the answer has {len(truth):,} characters, more than the reward reads")
-    answer = normalize_answer(truth)
-    if not answer.text:
-        raise DataFileError(f"{path}: row {row}: the answer is empty")
+    if problem_with := problem_with_truth(truth):
+        raise DataFileError(f"{path}: row {row}: {problem_with}")
+    answer = truth_text(truth)
     if len(problem.answers) < _ANSWERS_KEPT and not any(
-        compare(answer, normalize_answer(other)) for other in problem.answers
+        compare(answer, truth_text(other)) for other in problem.answers
     ):
         problem.answers[truth] = row

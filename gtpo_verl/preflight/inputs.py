@@ -141,7 +141,8 @@ def check_data(config: DictConfig, dry_run: bool) -> Iterator[Finding]:
             continue
 
         def schema(key: str = key, paths: list[Path] = paths) -> None:
-            refusals.check_data(key, [str(path) for path in paths], config.data.prompt_key, config.data.reward_fn_key)
+            names = config.data.prompt_key, config.data.reward_fn_key
+            refusals.check_data(key, [str(path) for path in paths], *names, refusals.truth_check(config))
 
         form = from_refusal(key, schema, "in verl's form", key)
         yield form

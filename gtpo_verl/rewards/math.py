@@ -12,13 +12,11 @@ from typing import Any
 
 from gtpo_verl.rewards.exact import compare
 from gtpo_verl.rewards.extraction import extract_answer
-from gtpo_verl.rewards.normalization import Answer, normalize_answer
+from gtpo_verl.rewards.normalization import normalize_answer
 from gtpo_verl.rewards.pool import shared_pool
+from gtpo_verl.rewards.truth import MAX_ANSWER_CHARS, MAX_NESTING, nesting, truth_text
 from gtpo_verl.tasks.rewards import NO_ANSWER
 
-MAX_ANSWER_CHARS = 2000
-# The parser's time doubles with every pair of braces around the same: 16 take 6 s.
-MAX_NESTING = 16
 _PREDICTION_CHARS = 256
 
 
@@ -52,54 +50,33 @@ def compute_score(
         ImportError: math-verify is not installed.
         RuntimeError: no process that grades answers can be started.
     """
-    truth = _normalized_truth(data_source, ground_truth)
+    truth = _truth(data_source, ground_truth)
     extracted = extract_answer(solution_str)
     if extracted is None:
         return _result("no_answer", None)
     if len(extracted) > MAX_ANSWER_CHARS:
         return _result("answer_too_long", extracted)
     answer = normalize_answer(extracted)
-    if not answer.text:
+    if not answer:
         return _result("empty_answer", None)
-    prediction = answer.text + (r"\%" if answer.percent else "")
-    return _result(_failure(answer, truth), prediction)
+    return _result(_failure(answer, truth), answer)
 
 
-def _failure(answer: Answer, truth: Answer) -> str:
+def _failure(answer: str, truth: str) -> str:
+    if nesting(answer) > MAX_NESTING:
+        return "too_deep"
     equal = compare(answer, truth)
     if equal is not None:
         return "none" if equal else "wrong"
-    if _nesting(answer.text) > MAX_NESTING:
-        return "too_deep"
     verdict = shared_pool().grade(answer, truth)
     return "none" if verdict == "right" else verdict
 
 
-def _normalized_truth(data_source: str, ground_truth: Any) -> Answer:
-    if isinstance(ground_truth, bool) or not isinstance(ground_truth, (str, int, float)):
-        raise ValueError(
-            f"data_source {data_source!r}: ground_truth must be text or a number, not {type(ground_truth).__name__}"
-        )
-    text = str(ground_truth)
-    if len(text) > MAX_ANSWER_CHARS:
-        raise ValueError(
-            f"data_source {data_source!r}: ground_truth has {len(text)} characters, more than {MAX_ANSWER_CHARS}"
-        )
-    truth = normalize_answer(text)
-    if not truth.text:
-        raise ValueError(f"data_source {data_source!r}: ground_truth is empty")
-    return truth
-
-
-def _nesting(text: str) -> int:
-    deepest = depth = 0
-    for character in text:
-        if character in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]}":
-            depth -= 1
-    return deepest
+def _truth(data_source: str, ground_truth: Any) -> str:
+    try:
+        return truth_text(ground_truth)
+    except ValueError as error:
+        raise ValueError(f"data_source {data_source!r}: {error}") from None
 
 
 def _result(failure: str, prediction: str | None) -> dict[str, float | str]:

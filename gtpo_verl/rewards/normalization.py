@@ -1,119 +1,141 @@
-"""One spelling for answers that mean the same: decoration and units away, percent set apart."""
+"""One spelling for answers that mean the same: decoration away, LaTeX without what only changes its looks."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import NamedTuple
 
+from gtpo_verl.rewards.thoughts import without_tags
 from gtpo_verl.rewards.unicode_math import to_latex
 
-# Tokens that end a turn, in the spellings of the model families people train.
-_SPECIAL_TOKENS = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?s>|<(?:eos|bos|pad|end_of_turn|eot_id)>|\[/?INST\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_PAIRS = (("**", "**"), ("__", "__"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_PAIRS = (
+    ("**", "**"),
+    ("__", "__"),
+    ("`", "`"),
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+    ('"', '"'),
+)
+# Both or none of them: one alone may belong to the answer.
+_WHOLE_PAIRS = (("*", "*"), ("_", "_"), ("'", "'"))
+_LEADING = re.compile(
+    r"^(?:[-=]+>|=(?!>)|:(?!\d)|~|\\(?:approx|simeq|sim|cong|implies|Rightarrow|rightarrow|to|therefore|quad|qquad)(?![A-Za-z]))\s*"
+)
+_TRAILING = re.compile(r"(?:[,;:?]|(?<!\\)\\\\|(?<!\\)\\[,;!: ]|\\q?quad)$")
+_PLAIN = r"([+-]?\s*(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
+_PLAIN_NUMBER_IN_BRACKET = re.compile(rf"[(\[{{]*{_PLAIN}[)\]}}]+|[(\[{{]+{_PLAIN}")
+_DISPLAY = re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|center|split|math)\*?\}")
 
+_THOUSANDS_MARK = r"(?:\s*(?:\{,\}|,\\!|\\,|(?<!\\)\\ |\\!,|\\!|\\;|~)\s*)"
+_MARKED_THOUSANDS = re.compile(rf"(?<![\d.])([1-9]\d{{0,2}}(?:{_THOUSANDS_MARK}\d{{3}})+)(?!\d|{_THOUSANDS_MARK}\d)")
 _REPLACEMENTS = [
     (re.compile(pattern), by)
     for pattern, by in (
-        # A thin space, a group in braces or a space between groups of three digits is a thousands separator.
-        (r"(?<=\d)(?:\{,\}|\\,|\\ |\\!,|,\\!|~| )(?=\d{3}(?!\d))", ","),
-        (r"\\(?:left|right|big|Big|bigg|Bigg)(?=[^a-zA-Z])\.?", ""),
-        (r"\\(?:displaystyle|limits)(?![a-zA-Z])", ""),
-        (r"\\[!;:,> ]|~|\\q?quad(?![a-zA-Z])", " "),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:left|right|[bB]ig{1,2}[lrm]?)(?=[^a-zA-Z])\.?", ""),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\\(?:lbrack)(?![a-zA-Z])", "["),
+        (r"\\(?:rbrack)(?![a-zA-Z])", "]"),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\\(?:lvert|rvert|vert)(?![a-zA-Z])", "|"),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large)(?![a-zA-Z])", ""),
+        (r"\\phantom\s*(?:\{[^{}]*\}|[-+])", ""),
+        (r"\\hspace\*?\s*\{[^{}]*\}", " "),
+        # TeX puts no space after \!, and the others are spaces.
+        (r"(?<!\\)\\!", ""),
+        (r"(?<!\\)\\[;:,> ]|(?<!\\)~|\\q?quad(?![a-zA-Z])|\\(?:thin|med|thick)space(?![a-zA-Z])", " "),
+        (r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])", r"\\frac"),
+        (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"(?<![\\a-zA-Z])sqrt\s*(\d+(?:\.\d+)?)", r"\\sqrt{\1}"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+        (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
         (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
-        (r"\\(?:varnothing)(?![a-zA-Z])", r"\\emptyset"),
-        (r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text"),
-        (r"\\?\$", ""),
+        (r"\\ne(?![a-zA-Z])", r"\\neq"),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\(?:varnothing|emptyset)(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\(?:smallsetminus|backslash)(?![a-zA-Z])", r"\\setminus"),
+        (r"\\(?:text(?:bf|it|sf|tt|md|rm|normal|up)|mbox)(?=\s*\{)", r"\\text"),
+        (r"\\degree(?![a-zA-Z])", r"^\\circ "),
+        (r"\^\s*\{\s*(?:\\circ|\\(?:text|mathrm)\s*\{\s*o\s*\})\s*\}", r"^\\circ "),
+        (r"\\(?:cdotp|ast|star)(?![a-zA-Z])", r"\\cdot"),
+        (r"(?<!\\)\\\*", r"\\cdot "),
+        (r"(?<!\\)\$", ""),
+        (r"(?<![a-zA-Z])\{:\}", ":"),
+        (r"\((\s*\\(?:bmod|pmod|mod)(?![a-z])[^()]*)\)", r"\1"),
+        (r"\s*(?<!\\)\\(?:bmod|pmod|mod)\s*(?:\{\s*(\w+)\s*\}|(\d+))", r" \\pmod{\1\2} "),
         (r"\*\*", "^"),
-        (r"(?<![\\a-zA-Z])(?:pi)(?![a-zA-Z])", r"\\pi "),
-        (r"(?<![\\a-zA-Z])(?:infinity|infty|oo)(?![a-zA-Z])", r"\\infty "),
-        (r"\\?(?<![a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"<=", r"\\le "),
-        (r">=", r"\\ge "),
+        (r"<=|=<", r"\\le "),
+        (r">=|=>", r"\\ge "),
+        (r"!=", r"\\neq "),
+        (r"(?<=\d) ?[xX] ?(?=10 ?\^)", r" \\times "),
         (r"\s+", " "),
     )
 ]
-_PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|(?<![a-zA-Z])percent)$")
-_DEGREES = re.compile(r"\s*(?:\^\s*\\circ|\^\s*\{\s*\\circ\s*\}|(?<![a-zA-Z\\])degrees?)$")
-_UNIT_TEXT = re.compile(r"(?<=[\d}\s)a-z])\s*\\text\s*\{([^{}]*)\}\s*(?:\^\s*\{?\d\}?)?$")
-_UNIT_WORDS = re.compile(r"^([+-]?[\d.,]*\d)\s+([a-zA-Z]{3,}(?: [a-zA-Z]{2,})*)\.?$")
-# Words that change the value, so that they are no units.
-_NUMBER_WORDS = frozenset(
-    """
-    and or hundred hundreds thousand thousands million millions billion billions trillion dozen dozens
-    times mod to over half halves third thirds quarter quarters fourths fifths sixths plus minus cos sin
-    tan log exp not
-    """.split()  # noqa: SIM905 - a list of strings is four times as long
+_ENUMERATED = re.compile(r"^\(\s*([a-zA-Z])\s*\)$")
+_ALL_TEXT = re.compile(
+    r"^\\(?:text|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}$"
 )
-_TEXT = re.compile(r"^\\text\s*\{([^{}]*)\}$")
-_PLAIN_SET = re.compile(r"^\{([^{}]*,[^{}]*)\}$")
-_LETTER_IN_PARENTHESES = re.compile(r"^\(([a-zA-Z])\)$")
-
-
-class Answer(NamedTuple):
-    """An answer in the spelling that is compared and parsed."""
-
-    text: str
-    """LaTeX on one line without decoration, unit or percent sign."""
-    percent: bool
-    """A percent sign followed."""
 
 
 def strip_decoration(text: str) -> str:
-    """Takes special tokens, control characters, math delimiters, bold, and the final full stop off an answer."""
-    text = _CONTROL.sub("", _SPECIAL_TOKENS.sub("", text)).strip()
+    """Takes tags, control characters, math delimiters, bold, quotes and the signs around an answer off."""
+    text = _CONTROL.sub("", without_tags(text)).strip()
     while True:
         before = text
         for opening, closing in _PAIRS:
             # One of the two may be missing: the other was taken for the end of "Answer:", or never written.
-            text = text.removeprefix(opening).removesuffix(closing).strip()
+            text = text.removeprefix(opening).strip()
+            if not (closing == "$" and text.endswith(r"\$")):
+                text = text.removesuffix(closing).strip()
+        for opening, closing in _WHOLE_PAIRS:
+            if len(text) > 2 and text.startswith(opening) and text.endswith(closing):
+                text = text[1:-1].strip()
         if text.endswith(".") and not text.endswith(("..", r"\.")):
             text = text[:-1].rstrip()
+        text = _TRAILING.sub("", _LEADING.sub("", text)).strip()
         if text == before:
             return text
 
 
-def normalize_answer(text: str) -> Answer:
-    """The spelling of an answer that is compared and parsed.
+def normalize_answer(text: str) -> str:
+    """The spelling of an answer that is compared and parsed: LaTeX on one line; empty if nothing is left.
 
     Args:
         text: an answer, at most a few thousand characters: the time is quadratic in runs of combining marks.
     """
     text = strip_decoration(unicodedata.normalize("NFC", to_latex(text)))
+    text = _MARKED_THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    if r"\begin" in text:
+        without_display = _DISPLAY.sub("", text)
+        if without_display != text and r"\\" not in without_display:
+            text = without_display.replace("&", "")
+    # Escaped twice; in a matrix it would be the beginning of a row.
+    if r"\begin" not in text and re.search(r"\\\\[A-Za-z]", text):
+        text = re.sub(r"\\{2,}", r"\\", text)
     for pattern, by in _REPLACEMENTS:
         text = pattern.sub(by, text)
-    text = _PLAIN_SET.sub(r"\\{\1\\}", text.strip())
-    without_percent = _PERCENT.sub("", text)
-    percent = without_percent != text and without_percent != ""
-    if percent:
-        text = without_percent
-    text = _without_unit(text)
-    if letter := _LETTER_IN_PARENTHESES.match(text):
+    text = strip_decoration(text)
+    if number := _PLAIN_NUMBER_IN_BRACKET.fullmatch(text):
+        text = _number_without_stray_bracket(text, number[1] or number[2])
+    if letter := _ENUMERATED.match(text):
         text = letter[1]
-    return Answer(text, percent)
-
-
-def words(text: str) -> str | None:
-    r"""The words of an answer that is text (``\text{...}``, or a word of four letters or more), else None."""
-    inside = _TEXT.match(text)
-    plain = (inside[1] if inside else text).strip()
-    plain = letter[1] if (letter := _LETTER_IN_PARENTHESES.match(plain)) else plain
-    is_text = all(part.isalpha() for part in re.split(r"[\s'-]+", plain) if part) and any(map(str.isalpha, plain))
-    if is_text and (inside or len(max(plain.split(), key=len)) >= 4):
-        return " ".join(plain.casefold().split())
-    return None
-
-
-def _without_unit(text: str) -> str:
-    shorter = _DEGREES.sub("", text)
-    text = shorter or text
-    unit = _UNIT_TEXT.search(text)
-    if unit and not _NUMBER_WORDS.intersection(unit[1].lower().split()):
-        text = text[: unit.start()].strip() or text
-    unit = _UNIT_WORDS.match(text)
-    if unit and not _NUMBER_WORDS.intersection(unit[2].lower().split()):
-        text = unit[1]
     return text
+
+
+def all_text(text: str) -> str | None:
+    r"""What stands in the braces of an answer that is one ``\text{...}``."""
+    found = _ALL_TEXT.match(text)
+    return None if found is None else found[1].strip()
+
+
+def _number_without_stray_bracket(text: str, number: str) -> str:
+    """``13]`` is 13: half of ``\\[13\\]`` was taken for decoration, or a bracket of the sentence is left."""
+    opened = sum(map(text.count, "([{"))
+    closed = sum(map(text.count, ")]}"))
+    return number if opened != closed else text

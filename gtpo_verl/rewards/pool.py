@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from gtpo_verl.rewards.normalization import Answer
-
 TIMEOUT = "timeout"
 CRASHED = "worker_died"
 
 _PREFIX = "GTPO_VERL_MATH_"
 _START_LIMIT_S = 120.0
 _START_ATTEMPTS = 3
+_START_PAUSE_S = 1.0
 _REMEMBERED = 8192
 # The parent's sys.path instead of PYTHONPATH, so that a plugin found in whatever way is found again.
 _PROGRAM = (
@@ -94,7 +93,7 @@ class WorkerPool:
         self._reset()
         _pools.add(self)
 
-    def grade(self, answer: Answer, truth: Answer) -> str:
+    def grade(self, answer: str, truth: str) -> str:
         """Waits for a free worker and has it compare the two.
 
         The time limit starts when the worker has the answer, not while waiting for one.
@@ -128,7 +127,7 @@ class WorkerPool:
         self._remember(answer, truth, verdict)
         return verdict
 
-    def _remember(self, answer: Answer, truth: Answer, verdict: str) -> None:
+    def _remember(self, answer: str, truth: str, verdict: str) -> None:
         # The responses to a problem repeat each other. What depends on the load of the machine is not remembered.
         if verdict in (TIMEOUT, CRASHED, "out_of_memory"):
             return
@@ -152,7 +151,7 @@ class WorkerPool:
             self._slots.put(None)
 
     def _reset(self) -> None:
-        self._verdicts: dict[tuple[Answer, Answer], str] = {}
+        self._verdicts: dict[tuple[str, str], str] = {}
         self._verdicts_lock = threading.Lock()
         # The worker used last is used next, so that no more are started than are at work at one time.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
@@ -192,7 +191,7 @@ class _Worker:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def ask(self, answer: Answer, truth: Answer) -> str:
+    def ask(self, answer: str, truth: str) -> str:
         line = json.dumps({"answer": answer, "truth": truth}).encode("ascii") + b"\n"
         try:
             assert self.process.stdin is not None
@@ -239,8 +238,14 @@ def _start(limits: Limits) -> _Worker:
     if find_spec("math_verify") is None:
         raise ImportError("the reward gtpo_verl.rewards.math needs math-verify: pip install 'math-verify[antlr4_9_3]'")
     reason = ""
-    for _ in range(_START_ATTEMPTS):
-        worker = _Worker(limits)
+    for attempt in range(_START_ATTEMPTS):
+        if attempt:
+            time.sleep(_START_PAUSE_S)
+        try:
+            worker = _Worker(limits)
+        except OSError as error:  # too many processes, open files, or too little memory: another may end meanwhile
+            reason = f"{type(error).__name__}: {error}"
+            continue
         try:
             message = worker.read(_START_LIMIT_S)
         except BaseException:
@@ -249,11 +254,14 @@ def _start(limits: Limits) -> _Worker:
         if message and message.get("ready"):
             return worker
         worker.kill()
-        if message and "error" in message:
+        if message and "error" in message:  # the same at every attempt
             raise RuntimeError(f"a process that grades answers cannot start: {message['error']}")
         status = worker.process.returncode
         reason = f"nothing within {_START_LIMIT_S:.0f} s" if message is None else f"it ended with status {status}"
-    raise RuntimeError(f"a process that grades answers cannot start ({_START_ATTEMPTS} attempts): {reason}")
+    raise RuntimeError(
+        f"a process that grades answers cannot start ({_START_ATTEMPTS} attempts): {reason}. Limits of this user or "
+        "container (ulimit -u, -n, -v, the memory of the cgroup) may be too small"
+    )
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

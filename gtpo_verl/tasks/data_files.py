@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+
+_ROWS_SHOWN = 5
 
 
 class DataFileError(ValueError):
@@ -26,31 +28,44 @@ def write_data_file(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[s
 
 
 def check_data_file(
-    path: str | os.PathLike[str], prompt_key: str = "prompt", data_source_key: str = "data_source"
+    path: str | os.PathLike[str],
+    prompt_key: str = "prompt",
+    data_source_key: str = "data_source",
+    problem_with_truth: Callable[[Any], str | None] | None = None,
 ) -> int:
     """Check that a data file has the columns verl and our rewards need, and return its number of rows.
 
     A row needs a data source (text), a prompt (chat messages with ``role`` and ``content``), a ``reward_model`` with
-    ``ground_truth`` (text) and, where present, an ``extra_info`` that is a struct.
+    ``ground_truth`` (text or a number) and, where present, an ``extra_info`` that is a struct.
 
     Args:
         path: the parquet file.
         prompt_key, data_source_key: verl's ``data.prompt_key`` and ``data.reward_fn_key``.
+        problem_with_truth: why the reward cannot grade a ground truth, None if it can; asked of every row
+            (`gtpo_verl.rewards.truth.problem_with_truth`, where that reward is used).
 
     Raises:
-        DataFileError: naming the file, and the missing columns or the first bad row (counted from 0).
+        DataFileError: naming the file, and the missing columns, the first bad row (counted from 0), or the number of
+            rows whose ground truth cannot be graded, with the first of them.
     """
     path = Path(path)
     if not path.is_file():
         raise DataFileError(f"{path}: no such data file")
     try:
-        return _count_rows(path, pyarrow.parquet.read_table(path), prompt_key, data_source_key)
+        table = pyarrow.parquet.read_table(path)
+        return _count_rows(path, table, prompt_key, data_source_key, problem_with_truth)
     # A KeyError is pyarrow's name for two columns of one name.
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({error})") from error
 
 
-def _count_rows(path: Path, table: pyarrow.Table, prompt_key: str, data_source_key: str) -> int:
+def _count_rows(
+    path: Path,
+    table: pyarrow.Table,
+    prompt_key: str,
+    data_source_key: str,
+    problem_with_truth: Callable[[Any], str | None] | None,
+) -> int:
     table.validate(full=True)  # parquet says that text is UTF-8; nothing has checked it
     needed = (data_source_key, prompt_key, "reward_model")
     missing = [column for column in needed if column not in table.column_names]
@@ -62,13 +77,20 @@ def _count_rows(path: Path, table: pyarrow.Table, prompt_key: str, data_source_k
     if table.num_rows == 0:
         raise DataFileError(f"{path}: no rows")
     index = 0
+    ungradable: list[str] = []
     checked = table.select([column for column in (*needed, "extra_info") if column in table.column_names])
     for batch in checked.to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
             problem = _problem_with(row, prompt_key, data_source_key)
             if problem:
                 raise DataFileError(f"{path}: row {index}: {problem}")
+            if problem_with_truth and (reason := problem_with_truth(row["reward_model"]["ground_truth"])):
+                ungradable.append(f"row {index}: {reason}")
             index += 1
+    if ungradable:
+        shown = "; ".join(ungradable[:_ROWS_SHOWN])
+        more = f"; and {len(ungradable) - _ROWS_SHOWN} more" if len(ungradable) > _ROWS_SHOWN else ""
+        raise DataFileError(f"{path}: {len(ungradable)} of {index} ground truths cannot be graded: {shown}{more}")
     return index
 
 
@@ -82,8 +104,9 @@ def _problem_with(row: Mapping[str, Any], prompt_key: str, data_source_key: str)
         if not isinstance(message, Mapping) or not message.get("role") or not message.get("content"):
             return f"{prompt_key} has a message without role or content"
     reward_model = row["reward_model"]
-    if not isinstance(reward_model, Mapping) or not isinstance(reward_model.get("ground_truth"), str):
-        return "reward_model has no ground_truth text"
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+        return "reward_model has no ground_truth that is text or a number"
     if row.get("extra_info") is not None and not isinstance(row["extra_info"], Mapping):
         return "extra_info is not a struct"
     return None

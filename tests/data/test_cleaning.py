@@ -62,7 +62,7 @@ def test_thousands_of_answers_to_one_problem_are_one_conflict(tmp_path):
     (conflict,) = result.conflicts
     assert list(conflict.answers.items())[:2] == [("0", 0), ("1", 1)]
     assert (conflict.rows, result.conflicting, len(result.problems)) == (20_000, 20_000, 1)
-    with pytest.raises(DataFileError, match="row 5: the answer is empty"):
+    with pytest.raises(DataFileError, match="row 5: ground_truth is empty"):
         cleaned([("a", str(number)) for number in range(5)] + [("a", "$$")], tmp_path)
 
 
@@ -90,9 +90,9 @@ def test_unwrapping_undoes_wrapping(problem):
     [
         ((" \n", "1"), "row 2: the problem is empty"),
         ((dapo_prompt(""), "1"), "row 2: the problem is empty"),
-        (("x", " "), "row 2: the answer is empty"),
-        (("x", "$$"), "row 2: the answer is empty"),
-        (("x", "9" * 2001), "row 2: the answer has 2,001 characters"),
+        (("x", " "), "row 2: ground_truth is empty"),
+        (("x", "$$"), "row 2: ground_truth is empty"),
+        (("x", "9" * 2001), "row 2: ground_truth has 2001 characters"),
     ],
 )
 def test_empty_and_endless_rows_are_named(tmp_path, pair, words):

@@ -99,7 +99,7 @@ if sys.argv[1] == "contained":
     containment.contain(1 << 30)
 for _, response, truth, _ in cases.read_cases():
     answer = normalize_answer(extract_answer(response) or "")
-    print(grading.grade(answer, normalize_answer(truth)) if answer.text else "none")
+    print(grading.grade(answer, normalize_answer(truth)) if answer else "none")
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "0"}
     outputs = [

@@ -3,7 +3,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo_verl.rewards.exact import compare
@@ -17,18 +17,21 @@ def equal(answer: str, truth: str) -> bool | None:
 
 
 @given(DECIMALS, DECIMALS)
+@settings(deadline=None)
 def test_plain_numbers_are_equal_exactly_if_their_values_are(one: object, other: object) -> None:
     assert equal(f"{one:f}", f"{other:f}") is (Fraction(str(one)) == Fraction(str(other)))
     assert equal(f"${one:,f}$", f"{one:f}") is True
 
 
 @given(st.integers(-999, 999), st.integers(1, 999), st.integers(1, 9))
+@settings(deadline=None)
 def test_a_fraction_equals_itself_expanded(above: int, below: int, factor: int) -> None:
     for answer in (rf"\dfrac{{{above * factor}}}{{{below * factor}}}", f"{above * factor}/{below * factor}"):
         assert equal(answer, rf"\frac{{{above}}}{{{below}}}") is True
 
 
 @given(st.integers(0, 10**6))
+@settings(deadline=None)
 def test_percent_is_a_hundredth_or_left_out(number: int) -> None:
     assert equal(rf"{number}\%", str(number)) is True
     assert equal(f"{number}%", str(Fraction(number, 100))) is True

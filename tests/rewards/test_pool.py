@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -14,16 +15,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gtpo_verl.rewards.normalization import Answer, normalize_answer
+from gtpo_verl.rewards.normalization import normalize_answer
 from gtpo_verl.rewards.pool import Limits, WorkerPool
 
 # math-verify's parser computes it at once, which takes minutes with the interpreter's lock held.
-HANGS = Answer(r"\binom{100000000}{50000000}", False)
+HANGS = r"\binom{100000000}{50000000}"
 TRUTH = normalize_answer("x+1")
 _COUNT = itertools.count(2)
 
 
-def fresh() -> tuple[Answer, Answer]:
+def fresh() -> tuple[str, str]:
     """A right answer and its ground truth that no worker has seen."""
     number = next(_COUNT)
     return normalize_answer(f"{number}+x"), normalize_answer(f"x+{number}")
@@ -37,7 +38,12 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def workers_of(process: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(process).children() if "gtpo_verl.rewards.worker" in str(child.cmdline())]
+    workers = []
+    for child in psutil.Process(process).children():
+        with contextlib.suppress(psutil.Error):  # it ends meanwhile, or is dead and not yet waited for
+            if "gtpo_verl.rewards.worker" in str(child.cmdline()):
+                workers.append(child)
+    return workers
 
 
 def wait_until(condition: object, seconds: float) -> bool:
@@ -76,6 +82,7 @@ def test_others_are_graded_while_one_hangs() -> None:
     hanging.start()
     assert [pool.grade(*fresh()) for _ in range(3)] == ["right"] * 3
     assert hanging.is_alive()
+    assert wait_until(lambda: len({worker.pid for worker in workers_of(os.getpid())} - before) == 2, 60)
     for worker in workers_of(os.getpid()):
         if worker.pid not in before:
             worker.kill()
@@ -234,3 +241,37 @@ def test_limits_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert Limits.from_environment() == Limits(seconds=2.5, workers=3)
     assert Limits(workers=3).processes == 3
     assert 1 <= Limits().processes <= 4
+
+
+LIMITED = """
+import os, resource, sys
+from gtpo_verl.rewards import pool
+from gtpo_verl.rewards.math import compute_score
+pool._START_PAUSE_S = 0.0
+{limit}
+try:
+    compute_score("any", "Answer: 1+x", "x+1")
+except RuntimeError as error:
+    print("RuntimeError", error)
+"""
+LIMITS = {
+    # Processes of a user are counted, and root's are not.
+    "processes": "os.geteuid() or os.setuid(65534); resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))",
+    "open files": "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1,) * 2)",
+    "memory": "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+    "no interpreter": "sys.executable = '/nonexistent/python'",
+    "an interpreter that ends": "sys.executable = '/bin/false'",
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_process_that_cannot_start_is_a_runtime_error_that_says_why(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED.format(limit=LIMITS[name])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.stdout.startswith("RuntimeError a process that grades answers cannot start"), done.stdout + done.stderr
+    assert "ulimit" in done.stdout

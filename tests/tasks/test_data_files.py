@@ -6,6 +6,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from gtpo_verl.rewards.truth import problem_with_truth
 from gtpo_verl.tasks import arithmetic
 from gtpo_verl.tasks.data_files import DataFileError, check_data_file, write_data_file
 
@@ -89,3 +90,28 @@ def test_damage_anywhere_in_the_file_is_refused_or_harmless(tmp_path):
         path.write_bytes(content[:position] + bytes([content[position] ^ 0xFF]) + content[position + 1 :])
         with contextlib.suppress(DataFileError):
             check_data_file(path)
+
+
+@pytest.mark.parametrize(
+    "truths", [[13, 14, 0, -2, 2**40], [0.5, 13.0, -1e-3, 2.25, 7.0], ["13", "x", "", "$$", "a b c"]]
+)
+def test_ground_truths_may_be_numbers_and_any_text_where_the_reward_is_not_known(tmp_path, truths):
+    rows = [
+        {**row, "reward_model": {"style": "rule", "ground_truth": truth}}
+        for row, truth in zip(ROWS, truths, strict=True)
+    ]
+    assert check_data_file(_write(tmp_path, rows)) == 5
+
+
+def test_every_ground_truth_is_tried_where_the_reward_is_known(tmp_path):
+    rows = [dict(row, reward_model={"style": "rule", "ground_truth": "13"}) for row in ROWS * 600]
+    path = _write(tmp_path, rows)
+    assert check_data_file(path, problem_with_truth=problem_with_truth) == len(rows)
+    for place, truth in ((1, r"\text{See solution}"), (1500, ""), (2999, "So it is 18.\n#### 18")):
+        rows[place] = dict(rows[place], reward_model={"style": "rule", "ground_truth": truth})
+    path = _write(tmp_path, rows)
+    with pytest.raises(DataFileError) as error:
+        check_data_file(path, problem_with_truth=problem_with_truth)
+    for words in ("3 of 3000 ground truths", "row 1: ", "row 1500: ", "row 2999: ", "See solution", "empty"):
+        assert words in str(error.value)
+    assert check_data_file(path) == len(rows)

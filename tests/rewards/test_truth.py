@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gtpo_verl.rewards.math import compute_score
+from gtpo_verl.rewards.truth import problem_with_truth
+
+PROSE = "We add both equations and see that the two unknowns are equal, so that the answer is 18."
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        *(
+            13,
+            -2,
+            0,
+            13.5,
+            1e3,
+            "13",
+            "1,234",
+            "$13$",
+            r"\boxed{13}",
+            r"\frac12",
+            "1 1/4",
+            "x^2+1",
+            "(1,2)",
+            r"\{1,2\}",
+        ),
+        *(
+            r"\text{east}",
+            "No",
+            "B",
+            "(C)",
+            r"\text{two lines}",
+            "June 20",
+            "8:34 p.m.",
+            "52_8",
+            r"5 \text{ cm}",
+            "50\\%",
+        ),
+        *(
+            r"[0,\infty)",
+            r"\infty",
+            r"x \in [1,2]",
+            "y = 2x+3",
+            "-2 < x < 7",
+            r"\begin{pmatrix}1\\2\end{pmatrix}",
+            "xy",
+        ),
+        *("Does not exist", "no solution", "None", "undefined", "infinitely many", r"\emptyset", r"\overline{CD}"),
+    ],
+)
+def test_what_responses_can_be_graded_against(truth: object) -> None:
+    assert problem_with_truth(truth) is None
+    assert compute_score("any", f"Answer: {truth}", truth)["acc"] == 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("truth", "reason"),
+    [
+        *((None, "not NoneType"), (True, "not bool"), (["13"], "not list"), ({"answer": "13"}, "not dict")),
+        *(("", "empty"), ("   ", "empty"), ("$$", "empty"), (r"\boxed{}", "empty"), (r"\text{}", ""), (".", "empty")),
+        *(("9" * 2001, "2001 characters"), ("(" * 17 + "1" + ")" * 17, "nested")),
+        *((PROSE, "words"), ("So we get 6 * 3 = 18\n#### 18", "graded"), ("#### 18", "")),
+        *((r"\text{See solution}", "no answer"), ("See the explanation above", "no answer"), ("N/A", "no answer")),
+        *(("Proof.", "no answer"), ("Answers may vary", "no answer"), ("See https://example.org", "no answer")),
+        *((r"\frac{1}{0}", "value"), ("0/0", "value"), (r"\infty - \infty", "value"), (r"\frac{0}{0}", "value")),
+        *((r"\frac{1}{2", "graded"), ("12 13", "graded"), ("(1,2", "graded"), (r"\sqrt{", "graded"), ("1 +", "graded")),
+        *(("nan", ""), (float("nan"), ""), (float("inf"), ""), (r"\foo{13}", "graded"), ("{'answer': 13}", "")),
+    ],
+)
+def test_what_they_cannot_is_said_with_its_reason(truth: object, reason: str) -> None:
+    problem = problem_with_truth(truth)
+    assert problem is not None
+    assert reason in problem
+    assert len(problem) < 200
+
+
+@given(
+    st.one_of(st.text(max_size=80), st.integers(), st.floats(), st.none(), st.lists(st.text(max_size=3), max_size=3))
+)
+@settings(deadline=None)
+def test_anything_is_answered_and_nothing_raised(truth: object) -> None:
+    assert isinstance(problem_with_truth(truth), str | None)
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**6))
+@settings(deadline=None)
+def test_every_number_is_a_truth(above: int, below: int) -> None:
+    assert problem_with_truth(above) is None
+    assert problem_with_truth(f"{above:,}") is None
+    assert problem_with_truth(rf"\frac{{{above}}}{{{below}}}") is None
+
+
+def test_asking_needs_neither_sympy_nor_a_worker() -> None:
+    code = (
+        "import sys; from gtpo_verl.rewards.truth import problem_with_truth as p; p(r'\\frac{x}{2}');"
+        "print(sorted({'sympy', 'math_verify', 'subprocess'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
