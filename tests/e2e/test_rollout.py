@@ -41,6 +41,8 @@ def test_the_same_responses_in_the_same_layout(rollouts, loop: str) -> None:
                 assert mine.keys() == value.keys()
             elif name == "rollout_log_probs":  # of batches that were put together otherwise
                 torch.testing.assert_close(mine, value, rtol=0, atol=1e-5)
+            elif name == "extra_fields":  # how much of a prompt was in the cache is a matter of time
+                assert {**mine, "num_cached_tokens": 0} == {**value, "num_cached_tokens": 0}
             elif isinstance(value, torch.Tensor):
                 assert torch.equal(mine, value), (key, name)
                 assert mine.dtype == value.dtype
