@@ -37,7 +37,7 @@ class BatchingAgentLoopWorker(_Worker):
             self.llm_client.start()
         if self.reward_loop_worker_handles is not None:
             self.reward_loop_worker_handles = [BatchingRewards(self.reward_loop_worker_handles)]
-        self._rows = row_queue.install(self.config)
+        self._rows = row_queue.install(self.config, self)
         self._shared: SharedSingleTurnAgentLoop | None = None
 
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> Any:

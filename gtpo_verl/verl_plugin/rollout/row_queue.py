@@ -1,25 +1,34 @@
 """Rows for TransferQueue that are put in one call for many responses."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
 
 
-def install(config: DictConfig) -> "RowQueue":
-    """Patches verl/trainer/ppo/v1/agent_loop_tq.py (`_agent_loop_postprocess`) in this process, once: it puts each
-    response into TransferQueue by a call of its own, four messages to its processes."""
-    if isinstance(agent_loop_tq.tq, RowQueue):
-        return agent_loop_tq.tq
+def install(config: DictConfig, worker: Any) -> "RowQueue":
+    """Patches verl/trainer/ppo/v1/agent_loop_tq.py (`AgentLoopWorkerTQ`) in this process: it puts each response into
+    TransferQueue by a call of its own, four messages to its processes.
+
+    Args:
+        config: the whole configuration.
+        worker: the agent-loop worker. Ray carries the methods of an actor's base class by value where the module's name
+            for it is Ray's own class, so that they do not see the module's names: what counts is what they see.
+    """
     simple = config.transfer_queue.backend.storage_backend == "SimpleStorage"
-    agent_loop_tq.tq = RowQueue(agent_loop_tq.tq, Rows if simple else list_of_dict_to_tensordict)
-    agent_loop_tq.list_of_dict_to_tensordict = list  # type: ignore[assignment]  # made once a batch, below
-    return agent_loop_tq.tq
+    queue: RowQueue | None = None
+    for method in (worker._run_prompt, worker._agent_loop_postprocess):
+        names = inspect.unwrap(method).__globals__
+        if not isinstance(names["tq"], RowQueue):
+            queue = queue or RowQueue(names["tq"], Rows if simple else list_of_dict_to_tensordict)
+            names["tq"] = queue
+            names["list_of_dict_to_tensordict"] = list  # made once a batch, below
+    return names["tq"]
 
 
 class RowQueue:

@@ -80,3 +80,41 @@ def test_as_verl_puts_them() -> None:
     """In a process of its own: verl's agent loops are imported under the platform `cpu`."""
     environment = {**os.environ, "VERL_PLATFORM": "cpu"}
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=300, env=environment)
+
+
+DUMP = """
+import sys
+from gtpo_verl.verl_plugin import cpu
+cpu.install()
+import ray
+import ray.cloudpickle
+from gtpo_verl.verl_plugin.rollout.agent_loop import BatchingAgentLoopWorker
+
+actor = ray.remote(BatchingAgentLoopWorker)
+with open(sys.argv[1], "wb") as file:
+    ray.cloudpickle.dump(actor.__ray_metadata__.modified_class, file)
+"""
+LOAD = """
+import inspect, pickle, sys
+from types import SimpleNamespace
+from gtpo_verl.verl_plugin import cpu
+cpu.install()
+from gtpo_verl.verl_plugin.rollout import row_queue
+
+with open(sys.argv[1], "rb") as file:
+    worker_class = pickle.load(file)
+worker = worker_class.__new__(worker_class)
+config = SimpleNamespace(transfer_queue=SimpleNamespace(backend=SimpleNamespace(storage_backend="SimpleStorage")))
+queue = row_queue.install(config, worker)
+for method in (worker._run_prompt, worker._agent_loop_postprocess):
+    assert inspect.unwrap(method).__globals__["tq"] is queue
+assert inspect.unwrap(worker._agent_loop_postprocess).__globals__["list_of_dict_to_tensordict"] is list
+assert row_queue.install(config, worker) is queue
+"""
+
+
+def test_rays_copy_of_the_worker_uses_it(tmp_path) -> None:
+    """Ray carries some methods by value, and with them names that are not those of their module."""
+    for script in (DUMP, LOAD):
+        command = [sys.executable, "-c", script, str(tmp_path / "class")]
+        subprocess.run(command, check=True, timeout=300, env={**os.environ, "VERL_PLATFORM": "cpu"})
