@@ -2,7 +2,6 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.configuration.algorithm_checks import check_algorithm
 from gtpo_verl.configuration.composition import refuse_credentials
 from gtpo_verl.configuration.settings import RecipeSettings
 
@@ -16,6 +15,8 @@ def check_config(config: DictConfig) -> list[str]:
     Raises:
         ValueError: a combination that cannot work, by the name of its key.
     """
+    from gtpo_verl.configuration.algorithm_checks import check_algorithm  # imports torch, which not all need here
+
     RecipeSettings.from_config(config)
     refuse_credentials(config)
     checkpoints_to_keep(config)

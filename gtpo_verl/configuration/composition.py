@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
@@ -30,11 +32,26 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("gtpo_verl.configs", version_base=None):
-            config = compose("train", list(overrides))
+            config = compose("train", [*verl_search_path(overrides), *overrides])
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error)) from error
     return config
+
+
+def verl_search_path(overrides: Sequence[str]) -> list[str]:
+    """An override that names the folder of verl's configuration instead of its package (`configs/train.yaml`), which
+    Hydra would import, and verl with it, for seconds. None where the user names a search path."""
+    spec = find_spec("verl")
+    if (
+        spec is None
+        or spec.origin is None
+        or any(text.lstrip("+~").startswith("hydra.searchpath") for text in overrides)
+    ):
+        return []
+    folder = str(Path(spec.origin).with_name("trainer") / "config")
+    quoted = folder.replace("\\", "\\\\").replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{quoted}']"]
 
 
 def to_yaml(config: DictConfig) -> str:

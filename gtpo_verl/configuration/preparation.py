@@ -17,6 +17,19 @@ def prepare(config: DictConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
+    set_environment(config)
+    settings = RecipeSettings.from_config(config)
+    if settings.task is not None:
+        fill_in_task(config, settings.task, settings.cache_dir)
+    OmegaConf.resolve(config)
+
+
+def set_environment(config: DictConfig) -> None:
+    """Sets the variables of `gtpo_verl.env` that the user has not set, and those that follow from the configuration.
+
+    Raises:
+        ValueError: naming the key.
+    """
     settings = RecipeSettings.from_config(config)
     for name, value in settings.env.items():
         if value is not None:
@@ -24,9 +37,6 @@ def prepare(config: DictConfig) -> None:
     os.environ.update(engine_environment(settings.fused_entropy))
     metrics = "validation.jsonl" if validates_only(config) else "metrics.jsonl"
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, metrics).absolute()))
-    if settings.task is not None:
-        fill_in_task(config, settings.task, settings.cache_dir)
-    OmegaConf.resolve(config)
 
 
 def engine_environment(fused_entropy: bool) -> dict[str, str]:

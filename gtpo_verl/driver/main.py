@@ -14,9 +14,11 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gtpo_verl.configuration.composition import changes, to_yaml
-from gtpo_verl.configuration.preparation import forwarded_variables, prepare
+from gtpo_verl.configuration.composition import changes, to_yaml, verl_search_path
+from gtpo_verl.configuration.preparation import forwarded_variables, prepare, set_environment
 from gtpo_verl.configuration.settings import RecipeSettings
+from gtpo_verl.runtime import stage
+from gtpo_verl.runtime.ending import without_teardown
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.verl_plugin import cpu, hooks
 
@@ -29,8 +31,12 @@ def main(config: DictConfig) -> None:
     signal.signal(signal.SIGTERM, _stop)
     _die_with_supervisor()
     terminal = os.fdopen(os.dup(2), "w", buffering=1)
+    temporary = os.environ.get("GTPO_VERL_TMP")
     info = None
     try:
+        set_environment(config)
+        if temporary is not None:  # under a supervisor
+            cpu.start_fork_server(config, temporary, str(_early_log(temporary)))
         prepare(config)
         cpu.install()
         info = check(config)
@@ -58,9 +64,10 @@ def check(config: DictConfig) -> RunInfo:
         ValueError, OSError, RuntimeError: naming the key, file or missing registration.
     """
     temporary = os.environ.get("GTPO_VERL_TMP")
-    early_log = Path(temporary, "driver.log") if temporary else None
+    early_log = _early_log(temporary) if temporary else None
     if early_log is not None:
         _redirect_output(early_log)  # verl greets with a page of warnings; a refused run leaves no log
+    stage.say("checking configuration, model and data")
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 
@@ -128,10 +135,12 @@ def train(config: DictConfig) -> None:
         and an address may hold a password."""
 
         def run(self, config: DictConfig) -> None:
+            stage.say("starting the trainer")
             hooks.check_registration()
             prepare_trackers(run_dir, config.trainer.project_name, config.trainer.logger)
             super().run(config)
 
+    stage.say("starting Ray")
     try:
         run_ppo(config, task_runner_class=ray.remote(TaskRunner))
     finally:
@@ -154,6 +163,11 @@ def _die_with_supervisor() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
+def _early_log(temporary: str) -> Path:
+    """Where output goes until it is known where the run writes."""
+    return Path(temporary, "driver.log")
+
+
 def _redirect_output(log: Path) -> None:
     """From here on, everything this process and Ray's workers print goes to the log file."""
     sys.stdout.flush()
@@ -165,4 +179,6 @@ def _redirect_output(log: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.argv += verl_search_path(sys.argv[1:])
+    with without_teardown():
+        main()

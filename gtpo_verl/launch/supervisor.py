@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from gtpo_verl.runtime import stage
 from gtpo_verl.runtime.caches import cache_variables
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.runtime.shared_memory import remove_segments
@@ -28,7 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.25
 _GRACE_SECONDS = 30.0  # Ray and verl need some seconds to stop their workers
 
-Watcher = Callable[[RunInfo], None]
+Watcher = Callable[[RunInfo | None, str | None], None]
 
 
 def run_training(overrides: Sequence[str], watch: Watcher | None = None) -> tuple[int, RunInfo | None]:
@@ -41,7 +42,8 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
 
     Args:
         command: the driver; it may publish a `RunInfo`.
-        watch: called a few times a second once the driver said where it writes, and a last time at the end.
+        watch: called a few times a second, and a last time at the end, with where the run writes (None until the driver
+            has said so) and what it is busy with (None until any of its processes has).
 
     Returns:
         The driver's exit code (128 + signal for one that a signal ended), and where the run wrote; None where it
@@ -69,8 +71,8 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
         deadline = None
         while driver.poll() is None:
             info = info or RunInfo.read(info_file)
-            if watch is not None and info is not None:
-                watch(info)
+            if watch is not None:
+                watch(info, stage.read(temporary))
             if signals.received is not None and deadline is None:
                 driver.send_signal(signal.SIGTERM)
                 deadline = time.monotonic() + _GRACE_SECONDS
@@ -78,8 +80,8 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
                 driver.kill()
             time.sleep(_POLL_SECONDS)
         info = info or RunInfo.read(info_file)
-        if watch is not None and info is not None:
-            watch(info)
+        if watch is not None:
+            watch(info, stage.read(temporary))
     finally:
         _end(_descendants())
         remove_segments(temporary)

@@ -25,8 +25,10 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
 
     with ProgressDisplay(console) as display:
 
-        def watch(info: RunInfo) -> None:
-            if info.finished:
+        def watch(info: RunInfo | None, stage: str | None) -> None:
+            if stage is not None:
+                display.wait(stage)
+            if info is None or info.finished:
                 return
             say(f"{info.name}: log {info.log}")
             if info.resumed_step and not info.validates_only:

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 from gtpo_verl.report.metrics_log import MetricsError, parse_line
 
@@ -80,6 +81,8 @@ class ProgressDisplay:
         self._clock = clock
         self._tail: MetricsTail | None = None
         self._bar: Progress | None = None
+        self._waiting: Status | None = None
+        self._stage = "starting"
         self._arrivals: list[tuple[float, int]] = []
         self._step = 0
         self._values: dict[str, float] = {}
@@ -94,9 +97,28 @@ class ProgressDisplay:
 
     def close(self) -> None:
         """Leave the bar as it stands and give the terminal back."""
+        self._stop_waiting()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def wait(self, stage: str) -> None:
+        """Say what the run is busy with: beside a spinner, and beside the bar until the first step is there.
+
+        Says nothing where there is no terminal.
+        """
+        self._stage = stage
+        if not self._console.is_terminal or self._bar is not None:
+            return
+        if self._waiting is None:
+            self._waiting = self._console.status(stage)
+            self._waiting.start()
+        self._waiting.update(stage)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.stop()
+            self._waiting = None
 
     def update(self, name: str, metrics: Path, total_steps: int | None, resumed_step: int = 0) -> None:
         """Look at the metrics file and show what is new.
@@ -150,6 +172,7 @@ class ProgressDisplay:
 
     def _show(self, name: str, total_steps: int | None) -> None:
         if self._bar is None:
+            self._stop_waiting()
             self._bar = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}"),
@@ -159,9 +182,9 @@ class ProgressDisplay:
                 TimeElapsedColumn(),
                 console=self._console,
             )
-            self._bar.add_task(name, total=total_steps, facts="starting")
+            self._bar.add_task(name, total=total_steps, facts=self._stage)
             self._bar.start()
-        facts = self._facts(total_steps) if self._values else "starting"
+        facts = self._facts(total_steps) if self._values else self._stage
         self._bar.update(self._bar.task_ids[0], description=name, total=total_steps, completed=self._step, facts=facts)
 
 

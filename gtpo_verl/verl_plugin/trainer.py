@@ -22,10 +22,12 @@ from gtpo_verl.configuration.refusals import check_steps
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
+from gtpo_verl.runtime import stage
 from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages
 from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
+from gtpo_verl.verl_plugin.stages import StageOfLog
 from gtpo_verl.verl_plugin.token_dump import dump_tokens
 from gtpo_verl.verl_plugin.transfer import Batch
 
@@ -57,6 +59,8 @@ class GtpoTrainer(PPOTrainerSync):
     logger: Any  # verl's Tracking, later a LogThenSave around it
 
     def __init__(self, config: DictConfig):
+        stage.say("loading tokenizer and data")
+        logging.getLogger(trainer_base.__name__).addHandler(StageOfLog())
         for warning in check_config(config):
             logger.warning(warning)
         self.settings = RecipeSettings.from_config(config)
@@ -68,6 +72,10 @@ class GtpoTrainer(PPOTrainerSync):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         check_steps(self.config, len(self.train_dataset))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        stage.say("starting the actor")
 
     def _build_replay_buffer(self):
         buffer = super()._build_replay_buffer()
@@ -115,16 +123,19 @@ class GtpoTrainer(PPOTrainerSync):
             # The step that the checkpoint ended was validated by the run that wrote it.
             self.config.trainer.val_before_train = False
         self._history = MetricsHistory.take(self.config.trainer, self.global_steps, trains)
+        stage.say("starting the agent loops")
         super().fit(agent_loop_manager)
 
     # Whichever of the two hooks comes first after `fit` has opened the loggers.
 
     def on_validate_begin(self) -> None:
         super().on_validate_begin()
+        stage.say("validating")
         self.logger = saving.attach(self.logger, self._history)
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
+        stage.say("taking the first step")
         self.logger = saving.attach(self.logger, self._history)
 
     def _save_checkpoint(self) -> None:

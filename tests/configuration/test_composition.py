@@ -1,8 +1,16 @@
 """The configuration that is printed is the one that would run, without what nobody may see."""
 
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from omegaconf import OmegaConf
 
+from gtpo_verl.configuration import composition
 from gtpo_verl.configuration.checks import check_config
 from gtpo_verl.configuration.composition import HIDDEN, changes, compose_config, to_yaml
 
@@ -107,3 +115,28 @@ def test_a_damaged_configuration_does_not_end_a_run(before: str) -> None:
 def test_changes_show_no_credential() -> None:
     texts = [to_yaml(OmegaConf.create({"api_key": value, "seed": value})) for value in ("first", "second")]
     assert changes(*texts) == ["seed: first -> second"]
+
+
+def test_composing_waits_for_no_import_of_verl() -> None:
+    program = """
+        import sys
+        import gtpo_verl.driver.main
+        from gtpo_verl.configuration.composition import compose_config
+        from gtpo_verl.configuration.preparation import set_environment
+        set_environment(compose_config(["scale=cpu", "model=smollm2"]))
+        print([name for name in ("torch", "ray", "verl", "transformers") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert result.stdout == "[]\n", result.stderr
+
+
+def test_verls_folder_is_found_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "a 'b' c, [d] {e}, $f=g: h" / "verl"
+    (package / "trainer").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    original = Path(find_spec("verl").origin).parent / "trainer/config"  # type: ignore[union-attr,arg-type]
+    (package / "trainer/config").symlink_to(original)
+    expected = compose_config(["hydra.searchpath=[pkg://verl.trainer.config]"])  # the user's own; imports verl
+    monkeypatch.setattr(composition, "find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py")))
+    assert compose_config([]) == expected

@@ -342,3 +342,11 @@ def test_a_key_of_the_configuration(key: str, verls_config: DictConfig) -> None:
     group = OmegaConf.select(verls_config, parent)
     keys = [] if group is None else list(group.keys())  # `in` is false for a value that must be given
     assert name in keys, f"verl's ppo_trainer has no {key}; it is set or read and has no effect"
+
+
+def test_the_trainer_logs_what_it_has_finished() -> None:
+    """Breaks: while a run starts, the terminal names an earlier stage."""
+    from gtpo_verl.verl_plugin import stages
+
+    source = inspect.getsource(importlib.import_module("verl.trainer.ppo.v1.trainer_base"))
+    assert [message for message in stages._NEXT if f'logger.info("{message}")' not in source] == []

@@ -88,9 +88,9 @@ def test_signal_to_the_supervisor(number: int, tmp_path: Path) -> None:
 def test_driver_that_never_publishes_where_it_writes(tmp_path: Path) -> None:
     from gtpo_verl.launch import supervise
 
-    watched = []
-    code, info = supervise([sys.executable, "-c", "raise SystemExit(7)"], watched.append)
-    assert (code, info, watched) == (7, None, [])
+    watched = set()
+    code, info = supervise([sys.executable, "-c", "raise SystemExit(7)"], lambda *seen: watched.add(seen))
+    assert (code, info, watched) == (7, None, {(None, None)})
 
 
 def test_a_finished_run_has_nothing_left_but_a_validation() -> None:
@@ -106,13 +106,37 @@ def test_a_finished_run_has_nothing_left_but_a_validation() -> None:
 def test_run_info_reaches_the_watcher(tmp_path: Path) -> None:
     from gtpo_verl.launch import RunInfo, supervise
 
-    watched = []
+    watched: list[tuple] = []
     publish = (
         "from gtpo_verl.launch import RunInfo; "
         "RunInfo(name='n', run_dir='r', log='l', metrics='m', checkpoints='c', total_steps=3).publish()"
     )
-    code, info = supervise([sys.executable, "-c", publish], watched.append)
+    code, info = supervise([sys.executable, "-c", publish], lambda *seen: watched.append(seen))
     assert code == 0
     assert info == RunInfo(name="n", run_dir="r", log="l", metrics="m", checkpoints="c", total_steps=3)
-    assert watched[-1] == info
+    assert watched[-1] == (info, None)
     assert "GTPO_VERL_RUN_INFO" not in os.environ
+
+
+def test_what_a_run_is_busy_with_reaches_the_watcher() -> None:
+    from gtpo_verl.launch import supervise
+
+    watched: list[tuple] = []
+    say = (
+        "import subprocess, sys; from gtpo_verl.runtime import stage; stage.say('first'); stage.say('second'); "
+        # Any process of the run may say so.
+        "sys.exit(subprocess.call([sys.executable, '-c', \"from gtpo_verl.runtime import stage; stage.say('third')\"]))"
+    )
+    code, _ = supervise([sys.executable, "-c", say], lambda *seen: watched.append(seen))
+    assert code == 0
+    assert watched[-1] == (None, "third")
+
+
+def test_a_stage_is_not_said_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gtpo_verl.runtime import stage
+
+    monkeypatch.delenv("GTPO_VERL_TMP", raising=False)
+    stage.say("without a supervisor")
+    monkeypatch.setenv("GTPO_VERL_TMP", str(tmp_path / "on another node"))
+    stage.say("from another node")
+    assert list(tmp_path.iterdir()) == []

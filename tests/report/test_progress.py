@@ -109,6 +109,33 @@ def test_a_terminal_gets_a_bar(files, metrics, total):
     assert "\x1b[?25h" in shown  # the cursor is back
 
 
+def test_a_spinner_says_what_a_run_waits_for_until_there_is_a_step(files, metrics):
+    out = io.StringIO()
+    with ProgressDisplay(Console(file=out, force_terminal=True, width=120), Clock()) as display:
+        display.wait("checking the configuration")
+        display.wait("starting Ray")
+        display.update("dapo", metrics, 10)
+        display.wait("starting vLLM")
+        display.update("dapo", metrics, 10)
+        display._bar.refresh()  # a thread does so ten times a second
+        append(metrics, files.training(1, reward=0.75))
+        display.wait("ending")
+        display.update("dapo", metrics, 10)
+    shown = out.getvalue()
+    assert "starting Ray" in shown
+    assert "starting vLLM" in shown
+    assert "reward 0.750" in shown
+    assert "ending" not in shown
+    assert "\x1b[?25h" in shown  # the cursor is back
+
+
+def test_no_spinner_where_there_is_no_terminal(files, metrics):
+    display = plain_display(Clock())
+    display.wait("starting Ray")
+    display.update("dapo", metrics, 10)
+    assert display._console.file.getvalue() == ""
+
+
 def test_a_second_run_starts_afresh(files, tmp_path):
     display = plain_display(Clock())
     for name in ("dapo", "gtpo_v1"):

@@ -2,6 +2,9 @@
 
 import os
 import random
+from typing import Any
+
+import wrapt
 
 # Below Linux's ephemeral ports (32768 and up), which outgoing connections take without asking.
 _PORTS = range(10_000, 30_000)
@@ -12,12 +15,18 @@ def apply() -> None:
     """What vLLM needs on verl's platform `cpu`; does nothing to any other vLLM."""
     from gtpo_verl.runtime.shared_memory import name_after_run
     from gtpo_verl.verl_plugin import cpu
+    from gtpo_verl.verl_plugin.cpu import fork_server
 
     name_after_run()
     if not cpu.enabled():
         return
     keep_linear_layers_reloadable()
     choose_port()
+    look_at_models_here()
+    if fork_server.ADDRESS in os.environ:
+        from gtpo_verl.verl_plugin.cpu.fork_server import vllm
+
+        vllm.install()
 
 
 def keep_linear_layers_reloadable() -> None:
@@ -41,3 +50,16 @@ def choose_port() -> None:
     inherited = os.environ.get(_CHOSEN)
     if os.environ.get("VLLM_PORT") == inherited:
         os.environ["VLLM_PORT"] = os.environ[_CHOSEN] = str(random.SystemRandom().choice(_PORTS))
+
+
+def look_at_models_here() -> None:
+    """Lets this process look at a model's class itself.
+
+    vllm/model_executor/models/registry.py (`inspect_model_cls`) starts a Python that imports all of vLLM to do so, lest
+    CUDA be initialized here.
+    """
+
+    def patch(registry: Any) -> None:
+        registry._run_in_subprocess = lambda look: look()
+
+    wrapt.register_post_import_hook(patch, "vllm.model_executor.models.registry")

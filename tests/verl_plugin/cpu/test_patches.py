@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess:
@@ -88,21 +89,38 @@ def test_sync_cpu_module_states_works() -> None:
     assert result.returncode == 0, result.stderr
 
 
-ONEDNN = """
+VLLM = """
+    import subprocess, sys
     from vllm.plugins import load_general_plugins
     load_general_plugins()
     import vllm._custom_ops as ops
     print("onednn", ops._supports_onednn)
+
+    def start(command, **others):
+        print("started", *command[1:])
+        raise OSError("no subprocess here")
+
+    from vllm.model_executor.models.registry import _LazyRegisteredModel
+    subprocess.run = start
+    model = _LazyRegisteredModel("vllm.model_executor.models.qwen2", "Qwen2ForCausalLM")
+    try:
+        print("generates text:", model.inspect_model_cls().is_text_generation_model)
+    except OSError:
+        pass
 """
 
 
-def test_vllm_keeps_onednn_without_our_platform() -> None:
-    assert "onednn True" in run(ONEDNN).stdout
+def test_vllm_without_our_platform_keeps_onednn_and_starts_a_python_to_look_at_a_model(tmp_path: Path) -> None:
+    result = run(VLLM, VLLM_CACHE_ROOT=str(tmp_path))
+    assert "onednn True" in result.stdout, result.stderr
+    assert "started -m vllm.model_executor.models.registry" in result.stdout, result.stderr
 
 
-def test_vllm_gives_up_onednn_on_our_platform() -> None:
-    result = run(ONEDNN, VERL_PLATFORM="cpu")
+def test_vllm_on_our_platform_gives_up_onednn_and_looks_itself(tmp_path: Path) -> None:
+    result = run(VLLM, VERL_PLATFORM="cpu", VLLM_CACHE_ROOT=str(tmp_path))
     assert "onednn False" in result.stdout, result.stderr
+    assert "started" not in result.stdout
+    assert "generates text: True" in result.stdout, result.stderr
 
 
 def test_vllm_version_of_the_cpu_build() -> None:

@@ -1,0 +1,24 @@
+"""What the processes of a run import, imported here."""
+
+import importlib
+import os
+
+from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV
+
+_MODULES = (
+    "ray._private.workers.default_worker",
+    "verl.trainer.main_ppo",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine_workers",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen2",
+    "gtpo_verl.verl_plugin.rollout.agent_loop",
+    "gtpo_verl.verl_plugin.trainer",
+)
+
+# vLLM reads some of these when it is imported; in a worker Ray has set them before.
+for _name, _value in PPO_RAY_RUNTIME_ENV["env_vars"].items():
+    os.environ.setdefault(_name, _value)
+for _name in _MODULES:
+    importlib.import_module(_name)

@@ -1,0 +1,282 @@
+"""Processes forked from one server are what programs started anew would be, without the imports."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from multiprocessing import connection as mp_connection
+from multiprocessing import forkserver
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gtpo_verl.verl_plugin.cpu import fork_server
+from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker, vllm
+from gtpo_verl.verl_plugin.cpu.fork_server.client import NUMBER, fork
+
+# What the server imports: something slow, which says how often it was imported and with which environment.
+SLOW = """
+    import numpy, os
+    with open(os.environ["IMPORTS"], "a") as file:
+        print(os.getpid(), os.environ.get("OF_ALL"), file=file)
+    answer = 42
+"""
+REPORT = """
+    import json, os, sys
+    import numpy, random, slow
+    json.dump({
+        "arguments": sys.argv[1:], "answer": slow.answer, "folder": os.getcwd(), "environment": dict(os.environ),
+        "process_group": os.getpgid(0), "parent": os.getppid(), "name": __name__, "input": sys.stdin.read(),
+        "drawn": [numpy.random.random(), random.random()], "first path": sys.path[0],
+    }, sys.stdout)
+    print("an error", file=sys.stderr)
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen]:
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+    (tmp_path / "report.py").write_text(textwrap.dedent(REPORT))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
+    monkeypatch.setenv(fork_server.ADDRESS, "")  # restored afterwards
+    with socket.socket(socket.AF_UNIX):  # paths of sockets are short
+        folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
+    folder.mkdir()
+    process = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {"OF_ALL": "one for all"})
+    yield process
+    process.kill()
+    process.wait()
+    (folder / "forks").unlink()
+    folder.rmdir()
+
+
+def run(program: Path, *arguments: str, **environment: str) -> tuple[int, dict, str]:
+    """Exit code, what `REPORT` says, and standard error."""
+    pipes = [os.pipe() for _ in range(3)]
+    os.write(pipes[0][1], b"some input")
+    os.close(pipes[0][1])
+    connection = fork(
+        [str(program), *arguments], [pipes[0][0], pipes[1][1], pipes[2][1]], {**os.environ, **environment}
+    )
+    for descriptor in (pipes[0][0], pipes[1][1], pipes[2][1]):
+        os.close(descriptor)
+    with connection, os.fdopen(pipes[1][0]) as output, os.fdopen(pipes[2][0]) as errors:
+        report, said = output.read(), errors.read()
+        numbers = connection.makefile("rb").read(2 * NUMBER.size)
+    return NUMBER.unpack(numbers[NUMBER.size :])[0], json.loads(report or "{}"), said
+
+
+def test_a_fork_is_the_program_that_was_asked_for(server: subprocess.Popen, tmp_path: Path) -> None:
+    code, report, errors = run(tmp_path / "report.py", "3", "b c", OF_ONE="yes")
+    assert code == 3
+    assert report["arguments"] == ["3", "b c"]
+    assert report["name"] == "__main__"
+    assert report["input"] == "some input"
+    assert errors == "an error\n"
+    assert report["folder"] == os.getcwd()
+    assert report["first path"] == str(tmp_path)
+    assert report["process_group"] == os.getpgid(0)
+    assert report["environment"]["OF_ONE"] == "yes"
+    assert "OF_ALL" not in report["environment"]  # the server's own, unless who asks has it too
+    assert report["parent"] == server.pid
+
+
+def test_imports_happen_once_and_nothing_else_is_shared(server: subprocess.Popen, tmp_path: Path) -> None:
+    reports = [run(tmp_path / "report.py", "0")[1] for _ in range(3)]
+    assert (tmp_path / "imports").read_text() == f"{server.pid} one for all\n"
+    assert [report["answer"] for report in reports] == [42] * 3
+    for drawn in zip(*(report["drawn"] for report in reports), strict=True):
+        assert len(set(drawn)) == 3
+
+
+def test_a_program_that_fails_fails_as_it_would(server: subprocess.Popen, tmp_path: Path) -> None:
+    (tmp_path / "report.py").write_text("import sys\nraise ValueError('of the program')")
+    code, _, errors = run(tmp_path / "report.py")
+    assert code == 1
+    assert errors.endswith("ValueError: of the program\n")
+    (tmp_path / "report.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert run(tmp_path / "report.py")[0] == -signal.SIGKILL
+
+
+def test_the_server_outlives_those_who_hang_up(server: subprocess.Popen, tmp_path: Path) -> None:
+    for message in (b"", b"\x00" * 3, NUMBER.pack(1000) + b"half of it"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ[fork_server.ADDRESS])
+            connection.sendall(message)
+    fork([str(tmp_path / "report.py"), "0"], [0, 1, 2]).close()  # and does not wait for an answer
+    assert run(tmp_path / "report.py", "0")[0] == 0
+
+
+def test_the_server_ends_with_who_started_it(tmp_path: Path) -> None:
+    program = f"""
+        import os, sys
+        from gtpo_verl.verl_plugin.cpu import fork_server
+        print(fork_server.start_server({str(tmp_path)!r}, {str(tmp_path / "log")!r}, "json", {{}}).pid, flush=True)
+        sys.stdin.read()
+    """
+    folder = {"cwd": tmp_path}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **folder
+    )
+    assert parent.stdout is not None
+    server = psutil.Process(int(parent.stdout.readline()))
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    server.wait(timeout=10)
+
+
+# ---- multiprocessing, as vLLM uses it ----
+
+
+WORK = """
+    import os, sys, time
+
+    def square(numbers, name):
+        numbers.send((numbers.recv() ** 2, os.environ.get(name), os.getppid(), "slow" in sys.modules))
+        if numbers.recv() == "stay":
+            time.sleep(60)
+        sys.exit(5)
+"""
+
+
+@pytest.fixture
+def context(
+    server: subprocess.Popen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> multiprocessing.context.BaseContext:
+    (tmp_path / "work.py").write_text(textwrap.dedent(WORK))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "work", raising=False)
+    monkeypatch.setattr(forkserver, "connect_to_new_process", vllm.connect_to_new_process)
+    monkeypatch.setenv("CHOSEN", "in the parent")
+    return multiprocessing.get_context("forkserver")
+
+
+def start(context: multiprocessing.context.BaseContext) -> tuple:
+    import work
+
+    ours, theirs = context.Pipe()
+    process = context.Process(target=work.square, args=(theirs, "CHOSEN"), daemon=True)  # type: ignore[attr-defined]
+    process.start()
+    ours.send(7)
+    return process, ours
+
+
+def test_processes_of_multiprocessing_are_forked(
+    server: subprocess.Popen, context: multiprocessing.context.BaseContext
+) -> None:
+    process, numbers = start(context)
+    assert numbers.recv() == (49, "in the parent", server.pid, True)
+    assert process.is_alive()
+    assert psutil.Process(process.pid).is_running()
+    numbers.send("end")
+    assert mp_connection.wait([process.sentinel], timeout=30)
+    process.join(timeout=30)
+    assert process.exitcode == 5
+
+
+def test_processes_of_multiprocessing_can_be_ended(context: multiprocessing.context.BaseContext) -> None:
+    process, numbers = start(context)
+    assert numbers.recv()[0] == 49
+    numbers.send("stay")
+    process.terminate()
+    process.join(timeout=30)
+    assert process.exitcode == -signal.SIGTERM
+
+
+# ---- Ray ----
+
+
+@pytest.mark.parametrize(
+    "context", ["{}", '{"command_prefix": ["true", "&&"]}', '{"py_executable": "/usr/bin/env python"}']
+)
+def test_ray_starts_workers_itself_where_a_fork_would_not_do(context: str, tmp_path: Path) -> None:
+    """No server; a prefix; another Python. What follows is Ray's own program, which starts the worker."""
+    (tmp_path / "worker.py").write_text("import sys; print('worker', sys.argv[1:])")
+    command = [sys.executable, ray_worker.__file__, str(tmp_path / "worker.py"), "--port=1", "--language=PYTHON"]
+    command.append(f"--serialized-runtime-env-context={context}")
+    environment = {name: value for name, value in os.environ.items() if name != fork_server.ADDRESS}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout == "worker ['--port=1']\n", result.stderr
+    assert "Ray starts this worker by itself" in result.stderr
+
+
+def test_a_worker_gets_its_environment(server: subprocess.Popen, tmp_path: Path) -> None:
+    program = tmp_path / "report.py"
+    context = json.dumps({"env_vars": {"OF_ONE": "yes"}, "py_executable": sys.executable})
+    command = [sys.executable, ray_worker.__file__, str(program), "0", "--language=PYTHON"]
+    command.append(f"--serialized-runtime-env-context={context}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, input="", start_new_session=True)
+    report = json.loads(result.stdout)  # the pipe ends when the fork has ended
+    assert report["arguments"] == ["0"]
+    assert report["environment"]["OF_ONE"] == "yes"
+    assert report["parent"] == server.pid
+
+
+RAY = """
+    import os, sys
+    from gtpo_verl.verl_plugin.cpu import fork_server
+    from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker
+
+    server = None
+    if sys.argv[2] == "forks":
+        server = fork_server.start_server(sys.argv[1], os.devnull, "slow", ray_worker.environment_of_all()).pid
+        ray_worker.install()
+    import ray
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, object_store_memory=100_000_000,
+        _temp_dir=sys.argv[1], runtime_env={"env_vars": {"OF_ONE": "yes"}},
+    )
+
+    @ray.remote
+    class Worker:
+        def report(self):
+            import slow
+            return os.getpid(), os.getppid(), os.environ["OF_ONE"], slow.answer, ray.get_runtime_context().get_job_id()
+
+        def make(self, count):
+            return [ray.put(b"x" * 1000) for _ in range(count)]
+
+    workers = [Worker.remote() for _ in range(2)]
+    reports = ray.get([worker.report.remote() for worker in workers], timeout=60)
+    assert len({pid for pid, *_ in reports}) == 2
+    for _, parent, *others in reports:
+        assert others == ["yes", 42, ray.get_runtime_context().get_job_id()], others
+        assert (parent == server) == (sys.argv[2] == "forks")
+    ours = [worker.make.remote(20) for worker in workers]
+    references = sum(ray.get(ours, timeout=60), [])
+    assert len(set(references)) == 40  # no two forks give the same name to an object
+    assert all(len(value) == 1000 for value in ray.get(references, timeout=60))
+    ray.kill(workers[0])
+    ray.get(Worker.remote().report.remote(), timeout=60)
+    print("imports", open(os.environ["IMPORTS"]).read().count("\\n"))
+    ray.shutdown()
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("how", "imports"), [("forks", 1), ("needed", 3)])
+def test_rays_workers_are_forked(how: str, imports: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ray starts them, each worker imports anew (needed); where they are forked, none does."""
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+    folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "IMPORTS": str(tmp_path / "imports")}
+    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(RAY), str(folder), how]
+    try:
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    finally:
+        subprocess.run(["rm", "-r", str(folder)], check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"imports {imports}" in result.stdout.splitlines()
