@@ -11,15 +11,15 @@ PRESETS = sorted({path.stem for path in Path(ROOT, "configs/algorithm").glob("*.
 GROP = ["algorithm.gtpo.length_penalty.enable=true", "algorithm.gtpo.length_penalty.kind=grop"]
 TURNS = {
     "grpo": ["algorithm=grpo"],  # first of all, while the model is still the reference model
+    "gtpo_v2 grop": ["algorithm=gtpo_v2", *GROP],
     **{preset: [f"algorithm={preset}"] for preset in PRESETS},
     "gtpo_v1 token_tis": ["algorithm=gtpo_v1", "rollout_correction=token_tis"],
     "gspo token_tis": ["algorithm=gspo", "rollout_correction=token_tis"],
     "grpo_s_v1 sequence_tis": ["algorithm=grpo_s_v1", "rollout_correction=sequence_tis"],
-    "gtpo_v2 grop": ["algorithm=gtpo_v2", *GROP],
     "gtpo_v1 forking": ["algorithm=gtpo_v1", "algorithm.forking.share=0.3", "algorithm.forking.scope=response"],
 }
-# Two mini-batches a step: in the second, the policy is no longer the old one.
-BASE = [*SMALL, "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
+# Two mini-batches a step: in the second, the policy is no longer the old one. Small steps, as each pulls elsewhere.
+BASE = [*SMALL, "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr=1e-4"]
 
 
 def start(run: Run, keys: Path) -> None:

@@ -72,8 +72,9 @@ def test_plain_verl_jobs_get_verls_own_trainer() -> None:
         from verl.trainer.ppo.v1 import trainer_base
         from gtpo_verl.verl_plugin import trainer
         with initialize_config_module("verl.trainer.config", version_base=None):
-            plain = compose("ppo_trainer", ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm"])
-            ours = compose("ppo_trainer", ["algorithm.adv_estimator=gtpo_v1", "actor_rollout_ref.rollout.name=vllm"])
+            rollout = ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=8"]
+            plain = compose("ppo_trainer", ["algorithm.adv_estimator=grpo", *rollout])
+            ours = compose("ppo_trainer", ["algorithm.adv_estimator=gtpo_v1", *rollout])
         assert type(trainer.sync_trainer(plain)) is PPOTrainerSync
         built = trainer.sync_trainer(ours)
         assert type(built) is trainer.GtpoTrainer

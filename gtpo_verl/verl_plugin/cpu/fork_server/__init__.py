@@ -46,7 +46,7 @@ def start_server(folder: str, log: str, module: str, environment: Mapping[str, s
         listener.bind(address)
         listener.listen(128)
         server = subprocess.Popen(
-            [sys.executable, "-m", f"{__name__}.server", str(listener.fileno()), module],
+            [sys.executable, "-m", f"{__name__}.server", str(listener.fileno()), module, str(os.getpid())],
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -3,7 +3,8 @@
 `multiprocessing.forkserver` of the standard library does so for multiprocessing alone. Ray starts programs, and what is
 started here has the environment, the folder and the process group of who asks, as a program would.
 
-usage: python -m gtpo_verl.verl_plugin.cpu.fork_server.server DESCRIPTOR (of a listening Unix socket) MODULE
+usage: python -m gtpo_verl.verl_plugin.cpu.fork_server.server DESCRIPTOR MODULE PARENT
+(of a listening Unix socket; to import; the process to end with)
 """
 
 import contextlib
@@ -29,9 +30,11 @@ _REAP_SECONDS = 0.2
 _MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
 
 
-def main(descriptor: str, module: str) -> tuple[dict[str, Any], list[int]]:
+def main(descriptor: str, module: str, parent: str) -> tuple[dict[str, Any], list[int]]:
     """Imports, then serves."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # with the driver
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # which ended before that call
+        sys.exit()
     try:
         importlib.import_module(module)
     except Exception:
