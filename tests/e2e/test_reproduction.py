@@ -15,7 +15,7 @@ from gtpo_verl.report.metrics_log import read_lines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-ALGORITHMS = ["gtpo_v3", "grpo_s_v3"]
+ALGORITHMS = ["dapo", "gtpo_v2"]
 NAMES = [f"{algorithm}-seed1" for algorithm in ALGORITHMS]
 VALIDATION = ["trainer.test_freq=2", "data.val_max_samples=8", "actor_rollout_ref.rollout.val_kwargs.n=4"]
 
@@ -80,7 +80,7 @@ def test_a_set_is_stopped_gone_on_with_and_reported(run: Run, manifest: Path) ->
         (mean,) = [value for metric, value in kept.steps[2].items() if metric.endswith("/acc/mean@4")]
         assert sum(accuracies.values()) / 8 == pytest.approx(mean)
     assert "ended early" not in " ".join(run.terminal.split())
-    assert "Minus DAPO, at step 2" in run.terminal
+    assert "At step 2" in run.terminal
     assert {path.name for path in (results / "report").iterdir()} >= {"curves.svg", "diagnostics.png", "report.html"}
 
     start(run, manifest)
