@@ -30,6 +30,7 @@ _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _DECIMALS = sympy.Rational(5, 10**7)
 _RELATIVE = sympy.Rational(1, 20_000)
 _MOST_DIGITS = 20_000
+_WITHOUT_VALUES = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit)
 _POINTS = 12
 _POINTS_NEEDED = 4
 # Values of symbols, of both signs, around 1 and apart from what often occurs in answers. Each symbol begins elsewhere.
@@ -169,28 +170,21 @@ def _is_zero(one: Any, other: Any) -> bool:
 
 
 def _same_function(one: Any, other: Any, rounded: bool) -> bool:
-    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
-    unknown = one.atoms(AppliedUndef) | other.atoms(AppliedUndef)
     # f(x) is a symbol as good as any.
-    names = {call: sympy.Dummy(str(call), real=True) for call in sorted(unknown, key=str)}
+    calls = sorted(one.atoms(AppliedUndef) | other.atoms(AppliedUndef), key=str)
+    names = {call: sympy.Dummy(str(call), real=True) for call in calls}
     one, other = one.xreplace(names), other.xreplace(names)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     digits = _digits_needed(one, other)
+    tolerance = sympy.Rational(1, 10**6) if rounded else sympy.Rational(1, 10) ** (digits - 15)
     agreed = 0
     for left, right in _values(one, other, symbols, digits):
-        scale = max(abs(left), abs(right))
-        if abs(left - right) > scale * (
-            sympy.Rational(1, 10**6) if rounded else sympy.Rational(1, 10) ** (digits - 15)
-        ):
+        if abs(left - right) > tolerance * max(abs(left), abs(right)):
             return False
         agreed += 1
-    return agreed >= _POINTS_NEEDED or (
-        agreed == 0 and _defined_somewhere(one, other) and bool(verify(other, one, timeout_seconds=None))
-    )
-
-
-def _defined_somewhere(*values: Any) -> bool:
-    return any(value.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Derivative, sympy.Limit) for value in values)
+    if agreed or not (one.has(*_WITHOUT_VALUES) or other.has(*_WITHOUT_VALUES)):
+        return agreed >= _POINTS_NEEDED
+    return bool(verify(other, one, timeout_seconds=None))
 
 
 def _values(one: Any, other: Any, symbols: Sequence[Any], digits: int) -> Iterator[tuple[Any, Any]]:

@@ -8,6 +8,7 @@ import unicodedata
 from gtpo_verl.rewards.thoughts import without_tags
 from gtpo_verl.rewards.unicode_math import to_latex
 
+_LONG = 20_000  # no answer whatever stands around it, and each round of taking a sign off copies it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _PAIRS = (
     ("**", "**"),
@@ -86,7 +87,7 @@ _ALL_TEXT = re.compile(
 def strip_decoration(text: str) -> str:
     """Takes tags, control characters, math delimiters, bold, quotes and the signs around an answer off."""
     text = _CONTROL.sub("", without_tags(text)).strip()
-    while True:
+    while len(text) <= _LONG:
         before = text
         for opening, closing in _PAIRS:
             # One of the two may be missing: the other was taken for the end of "Answer:", or never written.
@@ -100,7 +101,8 @@ def strip_decoration(text: str) -> str:
             text = text[:-1].rstrip()
         text = _TRAILING.sub("", _LEADING.sub("", text)).strip()
         if text == before:
-            return text
+            break
+    return text
 
 
 def normalize_answer(text: str) -> str:

@@ -133,12 +133,13 @@ _PERIODS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h", "fps": 
 
 # The end of an answer that may be a unit: set as text, or words after a number.
 _SET_AS_TEXT = re.compile(
-    r"(?:\\(?:text|mathrm|textrm|operatorname)\s*\{[^{}]*\}(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*(?:/|\\cdot)?\s*)+$"
+    r"(?:\\(?:text|mathrm|textrm|operatorname) ?\{[^{}]{0,60}\}(?: ?\^ ?(?:\{ ?-?\d ?\}|-?\d))?"
+    r" ?(?:(?:/|\\cdot) ?)?){1,6}$"
 )
 _COMMAND = re.compile(r"\\(?:text|mathrm|textrm|operatorname)\s*\{([^{}]*)\}")
+_POWER = r"(?: ?\^ ?(?:\{-?\d\}|-?\d)|[23](?![\d.]))?"
 _WORDS = re.compile(
-    r"(?<=[\d})\s])(\s*)([A-Za-z]+\.?(?:\s*\^\s*(?:\{-?\d\}|-?\d)|[23](?![\d.]))?"
-    r"(?:(?:\s*(?:/|\\cdot)\s*|\s+)[A-Za-z]+\.?(?:\s*\^\s*(?:\{-?\d\}|-?\d)|[23](?![\d.]))?)*)$"
+    rf"(?<=[\d}})\s])( ?)([A-Za-z]{{1,20}}\.?{_POWER}(?:(?: ?(?:/|\\cdot) ?| )[A-Za-z]{{1,20}}\.?{_POWER}){{0,7}})$"
 )
 _ENDS_IN_NUMBER = re.compile(r"(?:^|[^A-Za-z\\])\d[\d.,]*$")
 _ANGLE = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")  # \sin 30^\circ is the sine of an angle, not an angle

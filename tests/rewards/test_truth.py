@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from gtpo_verl.configuration.refusals import check_data, truth_check
 from gtpo_verl.rewards.math import compute_score
 from gtpo_verl.rewards.truth import problem_with_truth
 
@@ -105,3 +110,24 @@ def test_asking_needs_neither_sympy_nor_a_worker() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_start_asks_where_this_reward_grades_and_names_the_rows(tmp_path: Path) -> None:
+    ours, other = (
+        OmegaConf.create({"reward": {"custom_reward_function": {"path": path}}})
+        for path in ("pkg://gtpo_verl.rewards.math", "pkg://gtpo_verl.tasks.rewards")
+    )
+    rows = [
+        {
+            "data_source": "math",
+            "prompt": [{"role": "user", "content": "?"}],
+            "reward_model": {"style": "rule", "ground_truth": truth},
+        }
+        for truth in ("13", "x^2", "See solution")
+    ]
+    path = tmp_path / "train.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    check_data("data.train_files", str(path), "prompt", "data_source", truth_check(other))
+    check_data("data.train_files", str(path), "prompt", "data_source", truth_check(OmegaConf.create({})))
+    with pytest.raises(ValueError, match=r"train\.parquet: 1 of 3 ground truths cannot be graded: row 2: .*no answer"):
+        check_data("data.train_files", str(path), "prompt", "data_source", truth_check(ours))
