@@ -265,6 +265,40 @@ RAY = """
 """
 
 
+DRAW = """
+    import json, os, threading
+    from gtpo_verl.verl_plugin.cpu.fork_server import preload
+    import numpy, random, ray, ray.actor, uuid
+    from ray._raylet import ObjectRef, UniqueID
+
+    def draw(numbers):
+        numbers += [UniqueID.from_random().hex(), ObjectRef.from_random().hex(), str(uuid.uuid4())]
+        numbers += [random.random(), ray.actor.ActorClassID.from_random().hex()]
+
+    for _ in range(3):
+        if os.fork() == 0:
+            numbers = []
+            draw(numbers)
+            thread = threading.Thread(target=draw, args=(numbers,))
+            thread.start()
+            thread.join()
+            os.write(1, json.dumps(numbers).encode() + b"\\n")
+            os._exit(0)
+        os.wait()
+"""
+
+
+@pytest.mark.slow
+def test_no_two_forks_draw_the_same_ids() -> None:
+    """In whichever thread: the threads' generators are seeded from one that the forks inherit."""
+    command = [sys.executable, "-c", textwrap.dedent(DRAW)]
+    environment = {**os.environ, "VERL_PLATFORM": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    drawn = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    assert len(drawn) == 3, done.stderr
+    assert len({number for numbers in drawn for number in numbers}) == 30
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(("how", "imports"), [("forks", 1), ("needed", 3)])
 def test_rays_workers_are_forked(how: str, imports: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,18 @@
 
 import importlib
 import os
+from types import SimpleNamespace
+from typing import Any
 
-from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV
+import ray.actor
+
+# Ray's library seeds its generator of ids at the first use. Used before the fork, it would give all forks the same ids:
+# two workers that start together then take one object for the other's, one dies, and the driver waits for ever. All
+# that uses it here is a class that is made an actor.
+_ids: Any = ray.actor.ActorClassID
+ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: _ids(os.urandom(_ids.size())))  # type: ignore[assignment]
+
+from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV  # noqa: E402
 
 _MODULES = (
     "ray._private.workers.default_worker",
