@@ -18,6 +18,8 @@ class RecipeSettings:
         fused_entropy: exact fp32 log-probabilities and entropies in one pass (`gtpo_verl.entropy`); false: verl's own.
         fast_rollout: the same responses with fewer calls and objects (`verl_plugin.rollout`); false: verl's own way.
         poll_interval: seconds between two looks at TransferQueue while rollouts run; verl's own value is 2.
+        stall_timeout: seconds in which nothing moves (no response comes, a phase of the step does not end) after which
+            the run is ended, with what it waited for; above the longest phase that is to be expected. 0: no limit.
         token_dump_dir: if set, every step writes the actor's tokens, entropies and advantages there.
         probe_reward: call the reward function once, before anything starts, to see that it gives the metric that
             decides right and wrong. Turn it off where a call costs something.
@@ -36,6 +38,7 @@ class RecipeSettings:
     fused_entropy: bool = True
     fast_rollout: bool = True
     poll_interval: float = 2.0
+    stall_timeout: float = 7200.0
     token_dump_dir: str | None = None
     probe_reward: bool = True
     min_free_disk_gib: float = 1.0
@@ -62,4 +65,6 @@ class RecipeSettings:
                 raise ValueError(f"gtpo_verl.{f.name}=null: a value is needed")
         if given.get("poll_interval", 1) <= 0:
             raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
+        if given.get("stall_timeout", 0) < 0:
+            raise ValueError(f"gtpo_verl.stall_timeout = {given['stall_timeout']} must not be negative (seconds)")
         return cls(**given)

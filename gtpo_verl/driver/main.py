@@ -53,7 +53,8 @@ def main(config: DictConfig) -> None:
             traceback.print_exc()  # into the log; the terminal gets one line
         elif not isinstance(cause, ValueError | OSError | RuntimeError):
             traceback.print_exc(file=terminal)  # no refusal of ours
-        print(f"error: {type(cause).__name__}: {cause}", file=terminal)
+        said = stage.read_cause()
+        print(f"error: {said or f'{type(cause).__name__}: {cause}'}", file=terminal)
         sys.exit(1)
 
 

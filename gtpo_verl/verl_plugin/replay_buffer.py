@@ -1,33 +1,38 @@
 """Waiting for responses: which cannot last for ever, and ends with as many as were asked for or not at all."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer
 
 from gtpo_verl.verl_plugin import transfer
-from gtpo_verl.verl_plugin.actor_watch import ActorWatch
 
 
 class BoundedReplayBuffer(ReplayBuffer):
     """verl's synchronous replay buffer, which stops where it would wait in vain, and never gives half a batch.
 
     verl's V1 trainer reads `algorithm.filter_groups.max_num_gen_batches` and ignores it: where every group is all
-    right or all wrong it samples for ever. It also waits for ever for the responses of a node that is gone. A group of
-    which responses failed (their reward raised, their worker died) it trains on as if fewer had been asked for; here
+    right or all wrong it samples for ever. A group of which responses failed (their reward raised, their worker died) it trains on as if fewer had been asked for; here
     it is thrown away whole and another is sampled, as often as there are groups in a batch.
     """
 
     max_groups: int
     group_size: int
     batch_size: int
+    arrived: int
     rejected: Counter
     failed: dict[str, str]
-    watch: ActorWatch
+    on_progress: Callable[[], None]
 
     @classmethod
     def adopt(
-        cls, buffer: ReplayBuffer, max_groups: int, poll_interval: float, group_size: int
+        cls,
+        buffer: ReplayBuffer,
+        max_groups: int,
+        poll_interval: float,
+        group_size: int,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> "BoundedReplayBuffer":
         """Takes over a buffer that verl built, with everything verl configured in it.
 
@@ -35,22 +40,23 @@ class BoundedReplayBuffer(ReplayBuffer):
             max_groups: finished groups that may be tried for one batch; 0 or less: no limit, as in verl.
             poll_interval: seconds between two looks at TransferQueue; a floor under every step.
             group_size: responses that were asked for of each prompt.
+            on_progress: called when responses have come since the last look.
         """
         bounded = cls.__new__(cls)
         vars(bounded).update(vars(buffer))
         bounded.max_groups = max_groups
         bounded.group_size = group_size
         bounded.poll_interval = poll_interval
-        bounded.watch = ActorWatch()
+        bounded.on_progress = on_progress
         return bounded
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
         """As in verl; raises RuntimeError once `max_groups` finished groups have not filled the batch, once more than
-        `batch_size` groups have failed, or once an actor of this job has died."""
+        `batch_size` groups have failed."""
         self.rejected = Counter()
         self.failed = {}
         self.batch_size = batch_size
-        self.watch.start()
+        self.arrived = -1
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if partition_id == "val":
             self._refuse_failed_validation()
@@ -106,7 +112,9 @@ class BoundedReplayBuffer(ReplayBuffer):
             )
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        self.watch.check()
+        if (arrived := len(self.partitions[partition_id]) + self.rejected.total()) != self.arrived:
+            self.arrived = arrived
+            self.on_progress()
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: tuple):

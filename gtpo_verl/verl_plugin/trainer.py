@@ -7,7 +7,6 @@ precedes the metrics of its step, and the last N are kept, whatever was resumed 
 """
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages
 from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
+from gtpo_verl.verl_plugin.run_watch import RunWatch
 from gtpo_verl.verl_plugin.stages import StageOfLog
 from gtpo_verl.verl_plugin.token_dump import dump_tokens
 from gtpo_verl.verl_plugin.transfer import Batch
@@ -67,6 +67,7 @@ class GtpoTrainer(PPOTrainerSync):
         if self.settings.fast_rollout:
             rollout.install(config)
         jagged.install_in_trainer()
+        self.watch = RunWatch(self.settings.stall_timeout)
         super().__init__(config)
 
     def _init_dataloader(self) -> None:
@@ -87,6 +88,7 @@ class GtpoTrainer(PPOTrainerSync):
             max_groups=filter_groups.get("max_num_gen_batches", 0) * self.config.data.train_batch_size,
             poll_interval=self.settings.poll_interval,
             group_size=self.config.actor_rollout_ref.rollout.n,
+            on_progress=self.watch.progress,
         )
 
     @property
@@ -98,10 +100,16 @@ class GtpoTrainer(PPOTrainerSync):
     def _replays_experts(self) -> bool:
         return bool(self.config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay"))
 
+    def on_sample_begin(self) -> None:
+        self.watch.enter_phase("rollout")
+        super().on_sample_begin()
+
     def _compute_old_log_prob(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
+        self.watch.enter_phase("log-probabilities")
         return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
+        self.watch.enter_phase("advantages")
         if self.config.algorithm.adv_estimator in ESTIMATORS:
             batch = EntropyAdvantages(self.config).compute(batch, metrics)
         else:
@@ -111,6 +119,7 @@ class GtpoTrainer(PPOTrainerSync):
         return batch
 
     def _update_actor(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
+        self.watch.enter_phase("update")
         batch = super()._update_actor(transfer.for_update(batch) if self._reads_text_alone else batch, metrics)
         if self.settings.token_dump_dir is not None:
             rollout_log_probs = self.config.actor_rollout_ref.rollout.calculate_log_probs
@@ -124,11 +133,13 @@ class GtpoTrainer(PPOTrainerSync):
             self.config.trainer.val_before_train = False
         self._history = MetricsHistory.take(self.config.trainer, self.global_steps, trains)
         stage.say("starting the agent loops")
-        super().fit(agent_loop_manager)
+        with self.watch:
+            super().fit(agent_loop_manager)
 
     # Whichever of the two hooks comes first after `fit` has opened the loggers.
 
     def on_validate_begin(self) -> None:
+        self.watch.enter_phase("validation")
         super().on_validate_begin()
         stage.say("validating")
         self.logger = saving.attach(self.logger, self._history)
@@ -138,9 +149,18 @@ class GtpoTrainer(PPOTrainerSync):
         stage.say("taking the first step")
         self.logger = saving.attach(self.logger, self._history)
 
+    def on_step_end(self) -> None:
+        self.watch.enter_phase("weights")
+        super().on_step_end()
+
     def _save_checkpoint(self) -> None:
         save = super()._save_checkpoint
-        self.logger.after_log = partial(saving.save_and_keep_last, save, self.config, self.global_steps)
+
+        def save_and_keep_last() -> None:
+            self.watch.enter_phase("save")
+            saving.save_and_keep_last(save, self.config, self.global_steps)
+
+        self.logger.after_log = save_and_keep_last
 
     def _load_checkpoint(self) -> None:
         if self.config.trainer.resume_mode == "auto":

@@ -6,3 +6,5 @@ if "GTPO_VERL_KEYS" in os.environ:
     import key_recorder  # noqa: F401
 if "GTPO_VERL_TURNS" in os.environ:
     import turns  # noqa: F401
+if "GTPO_VERL_FAULT" in os.environ:
+    import fault  # noqa: F401
