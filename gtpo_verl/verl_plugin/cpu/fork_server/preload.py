@@ -11,7 +11,7 @@ import ray.actor
 # two workers that start together then take one object for the other's, one dies, and the driver waits for ever. All
 # that uses it here is a class that is made an actor.
 _ids: Any = ray.actor.ActorClassID
-ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: _ids(os.urandom(_ids.size())))  # type: ignore[assignment]
+ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: _ids(os.urandom(_ids.size())))  # type: ignore[misc, assignment]
 
 from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV  # noqa: E402
 
