@@ -32,7 +32,7 @@ NAMES = {
     "supervisor": None,  # nobody is left to say it
     "task runner": r"TaskRunner",
     "actor": r"WorkerDict",
-    "vllm server": r"vLLMHttpServer",
+    "vllm server": r"BatchingServer",
     "engine": r"EngineDead|EngineCore",
     "vllm worker": r"EngineDead|EngineCore|VLLM",
     "agent loop": r"AgentLoopWorker",
@@ -132,7 +132,7 @@ class Chain:
             run.processes()  # notes the temporary folder
             time.sleep(0.2)
         done = json.loads(record.read_text())
-        assert "error" not in done, done
+        assert "error" not in done, done["error"]
         code = run.wait(timeout=BOUND + (STALL_TIMEOUT if cell.deed == "stop" else 0))
         seconds = time.time() - done["time"]
         said = [line for line in run.terminal[before:].splitlines() if line.startswith("error:")]

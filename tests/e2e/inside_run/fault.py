@@ -15,23 +15,22 @@ import wrapt
 
 FAULT = json.loads(os.environ["GTPO_VERL_FAULT"])
 
-# What to look for: the class of a Ray actor, or words of a command line or process title.
+# Words of the class of a Ray actor, or of a command line.
 VICTIMS = {
     "driver": "-m gtpo_verl.driver.main",
-    "supervisor": None,  # the driver's parent
     "task runner": "actor TaskRunner",
-    "actor": "actor WorkerDict",
-    "vllm server": "actor vLLMHttpServer",
-    "engine": "VLLM::EngineCore",
-    "vllm worker": "VLLM::Worker",
-    "agent loop": "actor AgentLoopWorker",
-    "reward worker": "actor RewardLoopWorker",
+    "actor": "WorkerDict",
+    "vllm server": "actor BatchingServer",
+    "agent loop": "AgentLoopWorker",
+    "reward worker": "RewardLoopWorker",
     "queue controller": "actor TransferQueueController",
     "queue storage": "actor SimpleStorageUnit",
-    "raylet": "raylet/raylet",
-    "gcs": "gcs/gcs_server",
-    "fork server": "fork_server.server",
+    "raylet": "raylet/raylet ",
+    "gcs": "gcs/gcs_server ",
+    "fork server": "fork_server.server ",
 }
+# vLLM's two, forked without a title of their own after the server itself.
+FORKED = {"engine": 1, "vllm worker": 2}
 
 
 def processes() -> list[tuple[int, str]]:
@@ -55,11 +54,13 @@ def victim(name: str) -> int:
     if name == "supervisor":
         return psutil.Process(victim("driver")).ppid()
     everybody = processes()
-    matching = [pid for pid, title in everybody if VICTIMS[name].lower() in title.lower()]
-    if not matching:
-        Path(FAULT["record"]).write_text(json.dumps({"error": f"no {name} among {everybody}"}))
-        raise LookupError(name)
-    return matching[0]
+    words = VICTIMS["fork server" if name in FORKED else name]
+    matching = sorted(pid for pid, title in everybody if words in title)
+    try:
+        return matching[FORKED.get(name, 0)]
+    except IndexError:
+        Path(FAULT["record"]).write_text(json.dumps({"error": f"no {name}", "among": everybody}))
+        raise
 
 
 def strike() -> None:
