@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from rich.console import Console
 
 from gtpo_verl import __version__
 from gtpo_verl.data.cleaning import Problem, clean
@@ -28,6 +27,7 @@ from gtpo_verl.data.writing import (
     output_folder,
     write_all,
 )
+from gtpo_verl.runtime.tables import console
 from gtpo_verl.tasks import reasoning
 from gtpo_verl.tasks.data_files import DataFileError
 
@@ -83,7 +83,7 @@ def main(request: Request) -> int:
     except KeyboardInterrupt:
         print("interrupted; downloads go on where they were when the command runs again", file=sys.stderr)
         return 130
-    show(summaries, Console())
+    show(summaries, console())
     print(f"written to {request.output}, each with its manifest")
     return 0
 

@@ -164,7 +164,7 @@ def _fill(remote: RemoteFile, part: Path) -> None:
 def _complete(remote: RemoteFile, handle: BinaryIO) -> None:
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as progress:
         task = progress.add_task(remote.name, total=remote.size, completed=handle.tell())
         fruitless = 0
         most = handle.tell()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gtpo_verl.runtime import tables
+
 
 def write_report(
     runs: Sequence[Path],
@@ -45,5 +47,5 @@ def write_report(
     numbers = summary.to_json(contents.runs, contents.comparison)
     (output / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     page.write(contents, said, title, output / "report.html")
-    summary.show(said, console or Console())
+    summary.show(said, console or tables.console())
     return output / "curves.png"

@@ -108,7 +108,7 @@ class ProgressDisplay:
         Says nothing where there is no terminal.
         """
         self._stage = stage
-        if not self._console.is_terminal or self._bar is not None:
+        if not self._console.is_interactive or self._bar is not None:
             return
         if self._waiting is None:
             self._waiting = self._console.status(stage)
@@ -139,9 +139,9 @@ class ProgressDisplay:
         if trained:
             self._note_arrival(trained[-1][0])
         for self._step, self._values in trained:
-            if not self._console.is_terminal:
+            if not self._console.is_interactive:
                 self._console.print(self._line(name, total_steps), highlight=False, soft_wrap=True)
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             self._show(name, total_steps)
 
     def _note_arrival(self, step: int) -> None:

@@ -151,7 +151,7 @@ def _warmed_up(
                     f"right (stops at {warmup.target_accuracy:.0%}), {measured['seconds']:.0f} s"
                 )
                 status.update(text)
-                if not console.is_terminal:
+                if not console.is_interactive:
                     console.print(text, highlight=False, soft_wrap=True)
 
             result = tiny_model.warm_up(model, tokenizer, seed, warmup, task, show)

@@ -98,7 +98,9 @@ def test_an_unknown_total_is_left_out(files, metrics):
 @pytest.mark.parametrize("total", [10, None])
 def test_a_terminal_gets_a_bar(files, metrics, total):
     out = io.StringIO()
-    with ProgressDisplay(Console(file=out, force_terminal=True, width=120), Clock()) as display:
+    with ProgressDisplay(
+        Console(file=out, force_terminal=True, _environ={"TERM": "xterm"}, width=120), Clock()
+    ) as display:
         display.update("gtpo_v1", metrics, total)
         append(metrics, files.training(4, reward=0.75))
         display.update("gtpo_v1", metrics, total)
@@ -111,7 +113,9 @@ def test_a_terminal_gets_a_bar(files, metrics, total):
 
 def test_a_spinner_says_what_a_run_waits_for_until_there_is_a_step(files, metrics):
     out = io.StringIO()
-    with ProgressDisplay(Console(file=out, force_terminal=True, width=120), Clock()) as display:
+    with ProgressDisplay(
+        Console(file=out, force_terminal=True, _environ={"TERM": "xterm"}, width=120), Clock()
+    ) as display:
         display.wait("checking the configuration")
         display.wait("starting Ray")
         display.update("dapo", metrics, 10)
