@@ -53,9 +53,13 @@ def main(config: DictConfig) -> None:
             traceback.print_exc()  # into the log; the terminal gets one line
         elif not isinstance(cause, ValueError | OSError | RuntimeError):
             traceback.print_exc(file=terminal)  # no refusal of ours
-        said = stage.read_cause()
-        print(f"error: {said or f'{type(cause).__name__}: {cause}'}", file=terminal)
+        said = stage.read_cause() or f"{type(cause).__name__}: {one_line(cause)}"
+        print(f"error: {said}", file=terminal)
         sys.exit(1)
+    except SystemExit:  # the supervisor's SIGTERM
+        if said := stage.read_cause():
+            print(f"error: {said}", file=terminal)
+        raise
 
 
 def check(config: DictConfig) -> RunInfo:
@@ -145,6 +149,7 @@ def train(config: DictConfig) -> None:
     try:
         run_ppo(config, task_runner_class=ray.remote(TaskRunner))
     finally:
+        stage.say(stage.ENDING)
         ray.shutdown()
 
 
@@ -152,6 +157,12 @@ def root_cause(error: BaseException) -> BaseException:
     """The exception under Ray's wrappers (`RayTaskError.cause`), which carry the remote traceback as their text."""
     cause = getattr(error, "cause", None)
     return root_cause(cause) if isinstance(cause, BaseException) and cause is not error else error
+
+
+def one_line(error: BaseException) -> str:
+    """Its text; that of an actor's death, which names class, process and node on lines of their own, on one."""
+    text = str(error)
+    return " ".join(text.split()) if "class_name:" in text else text
 
 
 def _stop(_signal: int, _frame) -> None:

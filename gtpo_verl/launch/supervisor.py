@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from gtpo_verl.launch.ray_daemons import RayDaemons
 from gtpo_verl.runtime import stage
 from gtpo_verl.runtime.caches import cache_variables
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
@@ -28,6 +29,7 @@ from gtpo_verl.runtime.shared_memory import remove_segments
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.25
 _GRACE_SECONDS = 30.0  # Ray and verl need some seconds to stop their workers
+_LOSS_SECONDS = 10.0  # a driver that ends Ray is gone by then
 
 Watcher = Callable[[RunInfo | None, str | None], None]
 
@@ -69,6 +71,8 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
     )
     try:
         deadline = None
+        daemons = RayDaemons(driver.pid)
+        lost_at, cause = None, None
         while driver.poll() is None:
             info = info or RunInfo.read(info_file)
             if watch is not None:
@@ -76,6 +80,15 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
             if signals.received is not None and deadline is None:
                 driver.send_signal(signal.SIGTERM)
                 deadline = time.monotonic() + _GRACE_SECONDS
+            lost = daemons.lost() if stage.read(temporary) != stage.ENDING else None
+            if lost is not None:
+                if lost_at is None:
+                    lost_at = time.monotonic()
+                    cause = lost
+                    stage.say_cause(f"{lost}. The same command goes on from the last checkpoint", temporary)
+                elif deadline is None and time.monotonic() > lost_at + _LOSS_SECONDS:
+                    driver.send_signal(signal.SIGTERM)
+                    deadline = time.monotonic() + _GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:
                 driver.kill()
             time.sleep(_POLL_SECONDS)
@@ -87,6 +100,14 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
         remove_segments(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
         signals.restore()
+    if driver.returncode < 0 and signals.received is None:  # it cannot have said why
+        # Ray's processes end with their driver, and are gone a moment before it is.
+        ended = (
+            cause
+            if lost_at is not None and time.monotonic() - lost_at > _LOSS_SECONDS / 2
+            else f"the driver of the run was ended by {signal.Signals(-driver.returncode).name}, not by this command"
+        )
+        print(f"error: {ended}. The same command goes on from the last checkpoint", file=sys.stderr, flush=True)
     if signals.received is not None:
         return 128 + signals.received, info
     return (driver.returncode if driver.returncode >= 0 else 128 - driver.returncode), info

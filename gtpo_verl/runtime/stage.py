@@ -5,13 +5,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+ENDING = "stopping Ray"
 _FILE = "stage"
 _CAUSE = "cause"
 
 
 def say(stage: str) -> None:
     """Replaces the line. Does nothing in a run without a supervisor, or on another node than the supervisor's."""
-    _write(_FILE, stage)
+    folder = _folder()
+    if folder is not None:
+        _write(folder, _FILE, stage)
 
 
 def read(folder: Path) -> str | None:
@@ -21,24 +24,32 @@ def read(folder: Path) -> str | None:
     return None
 
 
-def say_cause(cause: str) -> None:
-    """What this process ends itself for: its driver learns nothing but that it died."""
-    _write(_CAUSE, cause)
+def say_cause(cause: str, folder: Path | None = None) -> None:
+    """Why the run ends, for its driver, which learns nothing but that a process is gone. What was said first stays.
+
+    Args:
+        folder: the run's temporary one, where it is not in this process's environment.
+    """
+    folder = folder or _folder()
+    if folder is not None and not (folder / _CAUSE).exists():
+        _write(folder, _CAUSE, cause)
 
 
 def read_cause() -> str | None:
     """What another process of this run said that it ended for."""
-    folder = os.environ.get("GTPO_VERL_TMP")
+    folder = _folder()
     with suppress(OSError):
-        return Path(folder, _CAUSE).read_text(encoding="utf-8") if folder is not None else None
+        return (folder / _CAUSE).read_text(encoding="utf-8") if folder is not None else None
     return None
 
 
-def _write(name: str, text: str) -> None:
+def _folder() -> Path | None:
     folder = os.environ.get("GTPO_VERL_TMP")
-    if folder is None:
-        return
+    return Path(folder) if folder is not None else None
+
+
+def _write(folder: Path, name: str, text: str) -> None:
     with suppress(OSError):
-        partial = Path(folder, f"{name}.{os.getpid()}")
+        partial = folder / f"{name}.{os.getpid()}"
         partial.write_text(text, encoding="utf-8")
-        partial.replace(Path(folder, name))
+        partial.replace(folder / name)

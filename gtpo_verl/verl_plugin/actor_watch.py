@@ -27,10 +27,8 @@ class ActorWatch:
         if not dead:
             return None
         nodes = {node["NodeID"]: node for node in ray.nodes()}
-        return (
-            f"{len(dead)} of this job's actors died: "
-            + ", ".join(sorted({_describe(actor, nodes) for actor in dead}))
-            + ". The same command goes on from the last checkpoint"
+        return f"{len(dead)} of this job's actors died: " + ", ".join(
+            sorted({_describe(actor, nodes) for actor in dead})
         )
 
 

@@ -20,6 +20,7 @@ from gtpo_verl.verl_plugin.actor_watch import ActorWatch
 logger = logging.getLogger(__name__)
 
 _SIGNAL = signal.SIGUSR2  # of the trainer's process, in which neither Ray nor verl uses it
+_GOES_ON = "The same command goes on from the last checkpoint"
 _GRACE_SECONDS = 30.0  # from the interruption to the end by force
 
 
@@ -70,7 +71,19 @@ class RunWatch:
         if self._trainer is threading.main_thread():
             signal.signal(_SIGNAL, self._previous)
         if self.cause is not None and isinstance(error, KeyboardInterrupt):
-            raise RuntimeError(self.cause) from None
+            raise RuntimeError(f"{self.cause}. {_GOES_ON}") from None
+        if isinstance(error, Exception) and (died := self._died_of(error)):
+            raise RuntimeError(f"{died}; {error}. {_GOES_ON}") from error
+
+    def _died_of(self, error: Exception) -> str | None:
+        """Which actors are gone, where an error speaks of actors; Ray's table may be a moment late."""
+        if "actor" not in f"{type(error)} {error}".lower():
+            return None
+        for _ in range(10):
+            if died := self._actors.died():
+                return died
+            time.sleep(0.3)
+        return None
 
     def _watch(self) -> None:
         while not self._ended.wait(self.interval):
@@ -84,7 +97,7 @@ class RunWatch:
             if self._trainer is threading.main_thread():
                 signal.pthread_kill(threading.main_thread().ident, _SIGNAL)  # type: ignore[arg-type]
             if not self._ended.wait(_GRACE_SECONDS):
-                stage.say_cause(self.cause)
+                stage.say_cause(f"{self.cause}. {_GOES_ON}")
                 logging.shutdown()
                 os._exit(1)
             return
@@ -101,8 +114,7 @@ class RunWatch:
         return (
             f"nothing has moved for {still:.0f} s, more than gtpo_verl.stall_timeout={self.stall_timeout:g}; the phase "
             f"is: {self.phase}. "
-            + (f"Stopped processes on this node: {stopped}. " if stopped else "")
-            + "The same command goes on from the last checkpoint"
+            + (f"Stopped processes on this node: {stopped}" if stopped else "No process on this node is stopped")
         )
 
 

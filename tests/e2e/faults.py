@@ -97,7 +97,7 @@ class Chain:
 
     def __init__(self, folder: Path, cells: int):
         self.run = Run(folder)
-        self.steps = cells + 1
+        self.steps = 2 * cells + 2
 
     def overrides(self) -> list[str]:
         return [*OVERRIDES, f"trainer.total_training_steps={self.steps}", f"data.train_max_samples={4 * self.steps}"]
@@ -184,7 +184,9 @@ class Chain:
 
 def main(arguments: list[str]) -> None:
     if arguments == ["--list"]:
-        print("\n".join(f"{deed} {victim} @ {phase}" for deed in ("kill", "stop") for victim in NAMES for phase in PHASES))
+        print(
+            "\n".join(f"{deed} {victim} @ {phase}" for deed in ("kill", "stop") for victim in NAMES for phase in PHASES)
+        )
         return
     cells = [Cell.parse(argument) for argument in arguments]
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/var/tmp") as folder:
@@ -198,7 +200,9 @@ def main(arguments: list[str]) -> None:
                 except (AssertionError, OSError) as error:
                     print(f"{cell} | NOT KEPT after {time.monotonic() - began:.0f} s: {error}", flush=True)
                 except BaseException as error:
-                    print(f"{cell} | NOT KEPT: {type(error).__name__} {error}\n{chain.run.terminal[-2000:]}", flush=True)
+                    print(
+                        f"{cell} | NOT KEPT: {type(error).__name__} {error}\n{chain.run.terminal[-2000:]}", flush=True
+                    )
                 finally:
                     chain.stop()
             chain.end()
