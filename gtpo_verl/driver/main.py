@@ -53,8 +53,8 @@ def main(config: DictConfig) -> None:
             traceback.print_exc()  # into the log; the terminal gets one line
         elif not isinstance(cause, ValueError | OSError | RuntimeError):
             traceback.print_exc(file=terminal)  # no refusal of ours
-        said = stage.read_cause() or f"{type(cause).__name__}: {one_line(cause)}"
-        print(f"error: {said}", file=terminal)
+        reason = stage.read_cause() or f"{type(cause).__name__}: {one_line(cause)}"
+        print(f"error: {reason}", file=terminal)
         sys.exit(1)
     except SystemExit:  # the supervisor's SIGTERM
         if said := stage.read_cause():

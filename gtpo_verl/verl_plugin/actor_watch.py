@@ -5,7 +5,7 @@ from ray._private import state  # the table of actors without the dashboard; `ra
 
 
 class ActorWatch:
-    """Compares the job's actors with those that were alive at the start."""
+    """Compares the job's actors with those that were alive before."""
 
     def __init__(self) -> None:
         self._alive: dict[str, dict] = {}
@@ -15,21 +15,36 @@ class ActorWatch:
         if not ray.is_initialized():
             return
         self._job = ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id()))
-        table = state.actors(job_id=self._job)
-        self._alive = {key: actor for key, actor in table.items() if actor["State"] == "ALIVE"}
+        self._remember(state.actors(job_id=self._job))
+
+    def _remember(self, table: dict[str, dict]) -> None:
+        for key, actor in table.items():
+            if actor["State"] == "ALIVE":
+                self._alive.setdefault(key, actor)
 
     def died(self) -> str | None:
         """One sentence with the classes and nodes of those that are gone; None while all live."""
-        if not self._alive:
+        if not ray.is_initialized():
             return None
         table = state.actors(job_id=self._job)
-        dead = [actor for key, actor in self._alive.items() if key not in table or table[key]["State"] == "DEAD"]
+        dead = [actor for key, actor in self._alive.items() if _is_lost(actor, table.get(key))]
+        self._remember(table)  # some start while the first responses are awaited
         if not dead:
             return None
         nodes = {node["NodeID"]: node for node in ray.nodes()}
         return f"{len(dead)} of this job's actors died: " + ", ".join(
             sorted({_describe(actor, nodes) for actor in dead})
         )
+
+
+def _is_lost(before: dict, now: dict | None) -> bool:
+    """Whether an actor died that nobody ended. One that Ray has started again has forgotten what it was asked for."""
+    if now is None or (now["State"] == "ALIVE" and now["Pid"] != before["Pid"]):
+        return True
+    if now["State"] == "ALIVE":
+        return False
+    cause = now["DeathCause"].actor_died_error_context
+    return cause.reason in (cause.WORKER_DIED, cause.NODE_DIED) and "INTENDED" not in cause.error_message
 
 
 def _describe(actor: dict, nodes: dict[str, dict]) -> str:

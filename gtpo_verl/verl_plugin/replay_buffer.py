@@ -13,8 +13,9 @@ class BoundedReplayBuffer(ReplayBuffer):
     """verl's synchronous replay buffer, which stops where it would wait in vain, and never gives half a batch.
 
     verl's V1 trainer reads `algorithm.filter_groups.max_num_gen_batches` and ignores it: where every group is all
-    right or all wrong it samples for ever. A group of which responses failed (their reward raised, their worker died) it trains on as if fewer had been asked for; here
-    it is thrown away whole and another is sampled, as often as there are groups in a batch.
+    right or all wrong it samples for ever. A group of which responses failed (their reward raised, their worker died)
+    it trains on as if fewer had been asked for; here it is thrown away whole and another is sampled, as often as there
+    are groups in a batch.
     """
 
     max_groups: int

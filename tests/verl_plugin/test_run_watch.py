@@ -1,6 +1,9 @@
 """The watch over a run, on a real Ray; tests/e2e/test_faults.py kills and stops the processes of real runs."""
 
+# ruff: noqa: PT012  # what raises is the wait, and leaving the watch
+
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -26,17 +29,25 @@ def _ray() -> Iterator[None]:
 
 @ray.remote(num_cpus=0)
 class VllmServer:
-    def ping(self) -> bool:
-        return True
+    def ping(self) -> int:
+        return os.getpid()
+
+    def leave(self) -> None:
+        ray.actor.exit_actor()
 
     def never(self) -> None:
         time.sleep(600)
 
 
-def started() -> "ray.actor.ActorHandle":
-    server = VllmServer.remote()
+def started(**options: int) -> "ray.actor.ActorHandle":
+    server = VllmServer.options(**options).remote()
     assert ray.get(server.ping.remote())
     return server
+
+
+def kill(server: "ray.actor.ActorHandle", after: float = 0) -> None:
+    pid = ray.get(server.ping.remote())
+    Timer(after, os.kill, [pid, signal.SIGKILL]).start()
 
 
 # How verl's trainer waits: for an actor, for TransferQueue (a lock), between two looks.
@@ -93,7 +104,7 @@ def test_without_a_limit_a_wait_may_last() -> None:
 @pytest.mark.parametrize("wait", ["for a lock", "asleep"])
 def test_an_actor_that_died_ends_a_wait_for_something_else(wait: str) -> None:
     server = started()
-    Timer(1, ray.kill, [server]).start()
+    kill(server, after=1)
     expected = r"1 of this job's actors died: VllmServer \(node [\d.]+\)"
     with pytest.raises(RuntimeError, match=expected), RunWatch(stall_timeout=0, interval=0.1):
         WAITS[wait](server)
@@ -101,7 +112,7 @@ def test_an_actor_that_died_ends_a_wait_for_something_else(wait: str) -> None:
 
 def test_an_error_that_speaks_of_an_actor_gets_its_name() -> None:
     server = started()
-    Timer(1, ray.kill, [server]).start()
+    kill(server, after=1)
     expected = r"1 of this job's actors died: VllmServer .*3 problems failed: ActorDiedError"
     with pytest.raises(RuntimeError, match=expected), RunWatch(stall_timeout=0, interval=60):
         try:
@@ -111,12 +122,29 @@ def test_an_error_that_speaks_of_an_actor_gets_its_name() -> None:
 
 
 def test_other_errors_pass_and_leave_the_signal_as_it_was() -> None:
-    import signal
-
     before = signal.getsignal(signal.SIGUSR2)
     with pytest.raises(ZeroDivisionError), RunWatch(stall_timeout=0, interval=0.1):
         1 / 0  # noqa: B018
     assert signal.getsignal(signal.SIGUSR2) is before
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_an_actor_that_started_late_is_watched_too(restarts: int) -> None:
+    watch = RunWatch(stall_timeout=0, interval=0.1)
+    with pytest.raises(RuntimeError, match="1 of this job's actors died: VllmServer"), watch:
+        server = started(max_restarts=restarts)
+        time.sleep(1)
+        kill(server)
+        time.sleep(600)
+
+
+def test_who_is_ended_on_purpose_is_nobodys_loss() -> None:
+    first, second, third = started(), started(), started()
+    with RunWatch(stall_timeout=0, interval=0.1):
+        ray.kill(first)
+        second.leave.remote()
+        del third
+        time.sleep(3)
 
 
 def test_who_was_dead_before_is_nobodys_loss() -> None:
@@ -151,4 +179,5 @@ def test_a_trainer_that_no_signal_reaches_is_ended_by_force(tmp_path: Path) -> N
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(UNREACHABLE)], env=environment, timeout=120)
     assert done.returncode == 1
     said = (tmp_path / "cause").read_text(encoding="utf-8")
-    assert said.startswith("nothing has moved for") and "the phase is: weights" in said
+    assert said.startswith("nothing has moved for")
+    assert "the phase is: weights" in said

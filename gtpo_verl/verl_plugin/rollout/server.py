@@ -1,6 +1,8 @@
 """verl's vLLM server, asked for many responses in one call, none of them token by token."""
 
 import asyncio
+import logging
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,11 +10,15 @@ import ray
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from gtpo_verl.runtime import stage
 from gtpo_verl.verl_plugin.rollout.scheduler import read_whole
+
+logger = logging.getLogger(__name__)
 
 SCHEDULER = "gtpo_verl.verl_plugin.rollout.scheduler.scheduler"
 # Responses that end within this time go back together, in seconds.
 _LINGER = 0.005
+_ENGINE_INTERVAL = 2.0  # seconds between two looks at whether the engine lives
 
 
 def install() -> None:
@@ -102,3 +108,15 @@ class BatchingServer(vLLMHttpServer):
                 self._submitting.discard(request_id)
 
         self.engine.add_request = add  # type: ignore[method-assign]
+        self._watching = asyncio.create_task(self._end_with_engine())
+
+    async def _end_with_engine(self) -> None:
+        """Ends this actor once its engine or one of its workers has died, which the run watch sees. verl learns of it
+        from the next request alone, and never where it waits for the workers to take new weights."""
+        while not self.engine.errored:
+            await asyncio.sleep(_ENGINE_INTERVAL)
+        await asyncio.sleep(_ENGINE_INTERVAL)  # requests under way end first, with the reason
+        cause = f"vLLM's engine, or one of its workers, has died (node {ray.util.get_node_ip_address()})"
+        logger.error("%s", cause)
+        stage.say_cause(f"{cause}. The same command goes on from the last checkpoint")
+        os._exit(1)

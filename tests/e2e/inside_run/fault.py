@@ -1,7 +1,7 @@
 """Kills or stops one process of the run, from within, once a phase of a step has begun.
 
-`$GTPO_VERL_FAULT` holds JSON: `signal`, `victim` (a key of VICTIMS), `phase`, `occurrence` of the phase in this process,
-`delay` in seconds, and `record`, a file for what was done.
+`$GTPO_VERL_FAULT` holds JSON: `signal`, `victim` (a key of VICTIMS), `phase`, `occurrence` of the phase in this
+process, `delay` in seconds, and `record`, a file for what was done.
 """
 
 import json
