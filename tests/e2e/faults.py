@@ -97,7 +97,7 @@ class Chain:
 
     def __init__(self, folder: Path, cells: int):
         self.run = Run(folder)
-        self.steps = 2 * cells + 2
+        self.steps = 3 * cells + 6  # a fault that is noticed late lets some more be taken
 
     def overrides(self) -> list[str]:
         return [*OVERRIDES, f"trainer.total_training_steps={self.steps}", f"data.train_max_samples={4 * self.steps}"]
