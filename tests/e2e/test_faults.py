@@ -1,5 +1,5 @@
-"""Every part of a run is killed or stopped once, in some phase of a step: the run ends within a bounded time, says why in
-one line, leaves nothing behind, and the same command goes on. docs/reliability.md has the other phases."""
+"""Every part of a run is killed or stopped once, in some phase of a step: the run ends within a bounded time, says
+why in one line, leaves nothing behind, and the same command goes on. docs/reliability.md has the other phases."""
 
 from collections.abc import Iterator
 
