@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from actors import write_actor
 from training_run import COMMAND, SMALL, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -114,7 +115,7 @@ def test_converts_to_what_the_actor_holds(stopped_twice: Run, tmp_path: Path) ->
 def test_a_finished_run_keeps_the_configuration_that_it_was_trained_with(tmp_path: Path) -> None:
     run = Run(tmp_path)
     folder = tmp_path / "runs/arithmetic/gtpo_v1-seed1"
-    (folder / "checkpoints/global_step_4/actor").mkdir(parents=True)
+    write_actor(folder / "checkpoints/global_step_4/actor")
     torch.save({}, folder / "checkpoints/global_step_4/data.pt")
     (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("4")
     (folder / "config.yaml").write_text("as it was")
