@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from gtpo_verl import tasks
 from gtpo_verl.runtime.caches import cache_variables
+from gtpo_verl.runtime.loopback import direct_loopback
+from gtpo_verl.runtime.text import hold_to_terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     convert.add_argument("output", help="folder to write, which must not exist")
     convert.set_defaults(run=_convert)
 
+    hold_to_terminal()
     options = parser.parse_args(arguments)
-    os.environ.update(cache_variables())
+    os.environ.update({**cache_variables(), **direct_loopback()})
     return options.run(options)
 
 
