@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from gtpo_verl import tasks
 from gtpo_verl.runtime.caches import cache_variables
 from gtpo_verl.runtime.loopback import direct_loopback
-from gtpo_verl.runtime.text import hold_to_terminal
+from gtpo_verl.runtime.text import hold_to_terminal, start_over_in_utf8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    if arguments is None:  # this process is the command's
+        start_over_in_utf8()
     parser = argparse.ArgumentParser(prog="gtpo-verl", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
 

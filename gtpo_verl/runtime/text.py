@@ -14,6 +14,15 @@ def hold_to_terminal() -> None:
             stream.reconfigure(errors="replace")
 
 
+def start_over_in_utf8() -> None:
+    """Where the locale is none of UTF-8, starts this program again in Python's UTF-8 mode: names of files are UTF-8 too,
+    and libraries open files of their own. The terminal keeps its encoding. Else does nothing."""
+    if sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8":
+        return
+    environment = {**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": f"{sys.stdout.encoding}:replace"}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
 def child_variables() -> dict[str, str]:
     """Environment variables for a child that writes files as UTF-8 whatever the locale, and knows what the terminal
     takes (`terminal_encoding`)."""

@@ -41,7 +41,11 @@ def runs(folder: Path) -> None:
         (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+QUICK = ("ascii, strict", "C without UTF-8 mode")
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SURROUNDINGS]
+
+
+@pytest.mark.parametrize("surroundings", EACH)
 def test_report(tmp_path: Path, surroundings: str) -> None:
     runs(tmp_path)
     result = run(tmp_path, surroundings, "report", "runs", "--output", "report")
@@ -52,7 +56,7 @@ def test_report(tmp_path: Path, surroundings: str) -> None:
     assert NAME in (tmp_path / "report/report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+@pytest.mark.parametrize("surroundings", EACH)
 @pytest.mark.parametrize("command", ["config", "preflight", "train"])
 def test_a_command_and_what_it_refuses(tmp_path: Path, surroundings: str, command: str) -> None:
     """A name of another alphabet in the answer: in the YAML, in the table, in the line of a refusal."""
