@@ -15,7 +15,7 @@ def hold_to_terminal() -> None:
 
 
 def start_over_in_utf8() -> None:
-    """Where the locale is none of UTF-8, starts this program again in Python's UTF-8 mode: names of files are UTF-8 too,
+    """Where the locale is none of UTF-8, starts this program again in UTF-8 mode: names of files are UTF-8 then,
     and libraries open files of their own. The terminal keeps its encoding. Else does nothing."""
     if sys.flags.utf8_mode or sys.getfilesystemencoding() == "utf-8":
         return
