@@ -16,7 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from gtpo_verl.configuration.data_checks import check_data, check_templates, read_by_another, read_by_verl
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.rewards.truth import problem_with_truth
-from gtpo_verl.runtime import devices, limits
+from gtpo_verl.runtime import devices
 
 
 def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
@@ -26,7 +26,6 @@ def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
         ValueError, FileNotFoundError, OSError: naming the key or file.
     """
     devices.refuse_rocr(os.environ)
-    limits.check_limits()
     check_ray_folder(config)
     check_disk(Path(settings.run_dir), settings.min_free_disk_gib)
     check_model(config.actor_rollout_ref.model.path)

@@ -20,7 +20,7 @@ from gtpo_verl.configuration.composition import changed, to_yaml, verl_search_pa
 from gtpo_verl.configuration.preparation import forwarded_variables, prepare, set_environment
 from gtpo_verl.configuration.restored import refuse_other_optimizer, remarks, without_effect
 from gtpo_verl.configuration.settings import RecipeSettings
-from gtpo_verl.runtime import stage
+from gtpo_verl.runtime import limits, stage
 from gtpo_verl.runtime.ending import without_teardown
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.runtime.text import terminal_encoding
@@ -73,6 +73,7 @@ def check(config: DictConfig) -> RunInfo:
     if early_log is not None:
         _redirect_output(early_log)  # verl greets with a page of warnings; a refused run leaves no log
     stage.say("checking configuration, model and data")
+    limits.check_limits(on_gpu=config.trainer.device == "cuda")
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 

@@ -14,7 +14,8 @@ from gtpo_verl.configuration import data_checks, refusals
 from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_of
 from gtpo_verl.preflight.findings import Finding, Status, from_refusal
 from gtpo_verl.preflight.prompts import check_prompts, check_tokenizer, prompt_lengths
-from gtpo_verl.run_folder.checkpoints import check_resume
+from gtpo_verl.run_folder.checkpoints import check_resume, resumed_checkpoint
+from gtpo_verl.run_folder.fit import check_fit
 from gtpo_verl.run_folder.trackers import check_trackers
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.path", "actor_rollout_ref.rollout"
@@ -48,7 +49,13 @@ def check_configuration(config: DictConfig) -> Iterator[Finding]:
 def check_start(config: DictConfig) -> Iterator[Finding]:
     """What a job refuses at its start beside its configuration: trackers, and the checkpoint that it goes on from."""
     yield from_refusal("trackers", lambda: check_trackers(config.trainer.logger), "can be started", "trainer.logger")
-    yield from_refusal("checkpoint", lambda: check_resume(config), "none, or it fits", "trainer.resume_mode")
+
+    def checkpoint() -> None:
+        check_resume(config)
+        if (found := resumed_checkpoint(config)) is not None:
+            check_fit(config, found)
+
+    yield from_refusal("checkpoint", checkpoint, "none, or it fits", "trainer.resume_mode")
 
 
 def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, list[Finding]]:

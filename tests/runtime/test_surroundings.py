@@ -142,9 +142,9 @@ except OSError as error:
     ("name", "value", "option"),
     [
         ("RLIMIT_NPROC", 400, "ulimit -u is 400"),
-        ("RLIMIT_NOFILE", 256, "ulimit -n allows 256"),
-        ("RLIMIT_AS", 8 << 30, "ulimit -v allows"),
-        ("RLIMIT_FSIZE", 100 << 20, "ulimit -f allows"),
+        ("RLIMIT_NOFILE", 100, "ulimit -n allows 100 open files"),
+        ("RLIMIT_AS", 4 << 30, "ulimit -v allows 4 GiB of address space"),
+        ("RLIMIT_FSIZE", 256 << 20, "ulimit -f allows 0.25 GiB in a file"),
     ],
 )
 def test_a_small_limit_is_named(name: str, value: int, option: str) -> None:
@@ -154,7 +154,9 @@ def test_a_small_limit_is_named(name: str, value: int, option: str) -> None:
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "value"), [("RLIMIT_NPROC", 60_000), ("RLIMIT_NOFILE", 4096)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("RLIMIT_NPROC", 60_000), ("RLIMIT_NOFILE", 1024), ("RLIMIT_AS", 64 << 30)]
+)
 def test_a_usual_limit_is_accepted(name: str, value: int) -> None:
     _, hard = resource.getrlimit(getattr(resource, name))
     if hard != resource.RLIM_INFINITY and hard < value:
