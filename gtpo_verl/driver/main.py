@@ -23,7 +23,7 @@ from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.runtime import limits, stage
 from gtpo_verl.runtime.ending import without_teardown
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
-from gtpo_verl.runtime.text import terminal_encoding
+from gtpo_verl.runtime.text import start_over_in_utf8, terminal_encoding
 from gtpo_verl.verl_plugin import cpu, hooks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -235,6 +235,7 @@ def _redirect_output(log: Path) -> None:
 
 
 if __name__ == "__main__":
+    start_over_in_utf8()
     sys.argv += verl_search_path(sys.argv[1:])
     with without_teardown():
         main()

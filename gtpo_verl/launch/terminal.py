@@ -13,6 +13,7 @@ from gtpo_verl.runtime import disks
 from gtpo_verl.runtime.run_info import RunInfo
 
 _CHANGES_SHOWN = 8
+_SHARED_MEMORY = [folder for folder in ("/dev/shm",) if Path(folder).is_dir()]
 
 
 def train_with_progress(overrides: Sequence[str], console: Console | None = None) -> tuple[int, RunInfo | None]:
@@ -31,7 +32,7 @@ def train_with_progress(overrides: Sequence[str], console: Console | None = None
         def watch(info: RunInfo | None, stage: str | None) -> None:
             # While the run's files are there: they are gone when it has ended, and room is made.
             written = [] if info is None else [info.run_dir, info.checkpoints]
-            full.update(dict.fromkeys(disks.full([*written, tempfile.gettempdir(), "/dev/shm"])))
+            full.update(dict.fromkeys(disks.full([*written, tempfile.gettempdir(), *_SHARED_MEMORY])))
             if stage is not None:
                 display.wait(stage)
             if info is None or info.finished:
