@@ -47,12 +47,9 @@ else:
         "offline",
         "SWANLAB_API_KEY",
         """
-import os
-if os.environ.get("SWANLAB_MODE") in ("offline", "local", "disabled") or os.environ.get("SWANLAB_API_KEY"):
-    print("ready")
-else:
-    from swanlab.package import get_key
-    print("ready" if get_key() else "no log-in")
+from swanlab.sdk.internal.settings import create_settings
+settings = create_settings()
+print("ready" if settings.mode != "online" or settings.api_key else f"no log-in for {settings.api_host}")
 """,
     ),
 }
@@ -185,4 +182,6 @@ def _login_problem(backend: str) -> str | None:
         return f"{backend} gives no answer"
     said = (asked.stdout if asked.returncode == 0 else asked.stderr).splitlines()
     answer = next((line.strip() for line in reversed(said) if line.strip()), "")
+    if answer.startswith(("ImportError", "ModuleNotFoundError", "AttributeError")):
+        return None  # another version of it, which has nothing of that name to be asked
     return None if answer == "ready" else answer or f"{backend} ended with exit code {asked.returncode}"
