@@ -8,10 +8,14 @@ from collections.abc import Sequence
 
 from gtpo_verl import tasks
 from gtpo_verl.runtime.caches import cache_variables
+from gtpo_verl.runtime.loopback import direct_loopback
+from gtpo_verl.runtime.text import hold_to_terminal, start_over_in_utf8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    if arguments is None:  # this process is the command's
+        start_over_in_utf8()
     parser = argparse.ArgumentParser(prog="gtpo-verl", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -68,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     convert.add_argument("output", help="folder to write, which must not exist")
     convert.set_defaults(run=_convert)
 
+    hold_to_terminal()
     options = parser.parse_args(arguments)
-    os.environ.update(cache_variables())
+    os.environ.update({**cache_variables(), **direct_loopback()})
     return options.run(options)
 
 

@@ -20,7 +20,7 @@ def say(stage: str) -> None:
 def read(folder: Path) -> str | None:
     """The line; None where nothing was said yet."""
     with suppress(OSError):
-        return (folder / _FILE).read_text()
+        return (folder / _FILE).read_text(encoding="utf-8")
     return None
 
 
