@@ -1,5 +1,7 @@
 """Refusals by name: what a configuration must have for a run."""
 
+from collections.abc import Iterator
+
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.configuration.composition import refuse_credentials
@@ -21,7 +23,22 @@ def check_config(config: DictConfig) -> list[str]:
     refuse_credentials(config)
     checkpoints_to_keep(config)
     check_sequence_parallel(config)
-    return check_algorithm(config)
+    return check_algorithm(config) + foreign_code(config)
+
+
+def foreign_code(config: DictConfig) -> list[str]:
+    """Warnings, one a key `trust_remote_code` that is on, wherever it stands."""
+
+    def keys(node: object, path: str) -> Iterator[str]:
+        for name, value in node.items() if isinstance(node, dict) else ():
+            if name == "trust_remote_code" and value:
+                yield f"{path}{name}"
+            yield from keys(value, f"{path}{name}.")
+
+    return [
+        f"{key}=True: Python files of that model's folder are run on every node, with all rights of this job"
+        for key in keys(OmegaConf.to_container(config, resolve=True), "")
+    ]
 
 
 def check_sequence_parallel(config: DictConfig) -> None:

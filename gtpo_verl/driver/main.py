@@ -6,6 +6,7 @@ It checks what can be checked before Ray starts, then hands over to verl's own `
 import ctypes
 import fcntl
 import os
+import re
 import signal
 import sys
 import traceback
@@ -90,7 +91,7 @@ def check(config: DictConfig) -> RunInfo:
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
-    check_config(config)
+    notes = check_config(config)
     check_trackers(config.trainer.logger)
     check_resume(config)
     refuse_on_driver(config, settings)
@@ -102,11 +103,10 @@ def check(config: DictConfig) -> RunInfo:
     resolved, text = run_dir / "config.yaml", to_yaml(config)
     step = resumed_step(config)
     differing: list[str] = []
-    notes: list[str] = []
     if step and resolved.exists():
         differing, text = _differing(resolved.read_text(encoding="utf-8", errors="replace"), config, temporary)
     if step and config.trainer.resume_mode == "auto":
-        notes = [note for note in [CheckpointFolder.of_run(config).passed_over()] if note is not None]
+        notes += [note for note in [CheckpointFolder.of_run(config).passed_over()] if note is not None]
     info = RunInfo(
         name=config.trainer.experiment_name,
         run_dir=str(run_dir),
@@ -193,9 +193,13 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def one_line(error: BaseException) -> str:
-    """Its text; that of an actor's death, which names class, process and node on lines of their own, on one."""
+    """Its text; of an actor's death, which takes a page, the first line and who it was."""
     text = str(error)
-    return " ".join(text.split()) if "class_name:" in text else text
+    who = dict(re.findall(r"^\s*(class_name|pid|ip): (.*)$", text, re.MULTILINE))
+    if "class_name" not in who:
+        return text
+    named = f"{who['class_name']}, process {who.get('pid')}, node {who.get('ip')}"
+    return f"{text.splitlines()[0]} ({named})"
 
 
 def _stop(_signal: int, _frame) -> None:

@@ -8,10 +8,10 @@ class ActorWatch:
     """Compares the job's actors with those that were alive before."""
 
     def __init__(self) -> None:
-        self._alive: dict[str, dict] = {}
+        self._known: dict[str, dict] = {}
 
     def start(self) -> None:
-        """Takes note of who is alive. Does nothing outside of Ray."""
+        """Takes note of who is alive or about to be. Does nothing outside of Ray."""
         if not ray.is_initialized():
             return
         self._job = ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id()))
@@ -19,15 +19,15 @@ class ActorWatch:
 
     def _remember(self, table: dict[str, dict]) -> None:
         for key, actor in table.items():
-            if actor["State"] == "ALIVE":
-                self._alive.setdefault(key, actor)
+            if actor["State"] != "DEAD" and self._known.get(key, {}).get("State") != "ALIVE":
+                self._known[key] = actor
 
     def died(self) -> str | None:
         """One sentence with the classes and nodes of those that are gone; None while all live."""
         if not ray.is_initialized():
             return None
         table = state.actors(job_id=self._job)
-        dead = [actor for key, actor in self._alive.items() if _is_lost(actor, table.get(key))]
+        dead = [actor for key, actor in self._known.items() if _is_lost(actor, table.get(key))]
         self._remember(table)  # some start while the first responses are awaited
         if not dead:
             return None
@@ -39,10 +39,10 @@ class ActorWatch:
 
 def _is_lost(before: dict, now: dict | None) -> bool:
     """Whether an actor died that nobody ended. One that Ray has started again has forgotten what it was asked for."""
-    if now is None or (now["State"] == "ALIVE" and now["Pid"] != before["Pid"]):
+    if now is None:
         return True
-    if now["State"] == "ALIVE":
-        return False
+    if now["State"] != "DEAD":
+        return before["State"] == "ALIVE" and now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
     cause = now["DeathCause"].actor_died_error_context
     return cause.reason in (cause.WORKER_DIED, cause.NODE_DIED) and "INTENDED" not in cause.error_message
 

@@ -73,7 +73,7 @@ class RunWatch:
         if self.cause is not None and isinstance(error, KeyboardInterrupt):
             raise RuntimeError(f"{self.cause}. {_GOES_ON}") from None
         if isinstance(error, Exception) and (died := self._died_of(error)):
-            raise RuntimeError(f"{died}; {error}. {_GOES_ON}") from error
+            raise RuntimeError(f"{died}; {str(error).splitlines()[0]} {_GOES_ON}") from error
 
     def _died_of(self, error: Exception) -> str | None:
         """Which actors are gone, where an error speaks of actors; Ray's table may be a moment late."""

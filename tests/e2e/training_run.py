@@ -88,6 +88,15 @@ class Run:
                 continue
         return found
 
+    def listening(self) -> set[str]:
+        """Addresses on which a process of the run listens."""
+        return {
+            connection.laddr.ip
+            for process in self.processes()
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+
     def wait_until(self, condition: Callable[[], bool], timeout: float = 600) -> None:
         deadline = time.monotonic() + timeout
         while not condition():

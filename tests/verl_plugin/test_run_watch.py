@@ -138,6 +138,20 @@ def test_an_actor_that_started_late_is_watched_too(restarts: int) -> None:
         time.sleep(600)
 
 
+@ray.remote(num_cpus=0)
+class Slow(VllmServer.__ray_metadata__.modified_class):
+    def __init__(self) -> None:
+        time.sleep(2)
+
+
+def test_an_actor_that_dies_before_the_second_look_was_seen_to_start() -> None:
+    server = Slow.remote()
+    watch = RunWatch(stall_timeout=0, interval=4)
+    with pytest.raises(RuntimeError, match="1 of this job's actors died: Slow"), watch:
+        kill(server)
+        time.sleep(600)
+
+
 def test_who_is_ended_on_purpose_is_nobodys_loss() -> None:
     first, second, third = started(), started(), started()
     with RunWatch(stall_timeout=0, interval=0.1):
