@@ -1,11 +1,16 @@
 """Real steps through Ray, FSDP2 with two ranks and vLLM: what reaches the actor, and what survives a kill."""
 
+import json
+import re
 import signal
+import subprocess
 
 import brute_force  # the second implementation, from the paper, in plain floats
+import numpy as np
 import pytest
 import torch
-from training_run import SMALL, Run
+from training_run import COMMAND, SMALL, Run, read_tokens
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -50,7 +55,7 @@ def assert_advantages_follow_from_entropies(dump: dict) -> None:
 
 
 def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
-    overrides = [*SMALL, *TWO_RANKS, "algorithm=gtpo_v1", "gtpo_verl.token_dump_dir=tokens"]
+    overrides = [*SMALL, *TWO_RANKS, "algorithm=gtpo_v1", "gtpo_verl.token_dump_freq=1"]
     run.start(*overrides)
     run.wait_until(lambda: len(run.steps()) >= 2)
     assert len(run.processes()) > 5
@@ -66,15 +71,38 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
     assert run.steps() == [1, 2, 3, 4]
     assert "step 4/4" in run.terminal
 
-    dumps = sorted((run.folder / "tokens").glob("step_*.pt"))
-    assert len(dumps) == 4
-    loaded = [torch.load(dump, weights_only=False) for dump in dumps]
+    dumps = sorted((run.run_dir() / "tokens").iterdir())
+    assert [dump.name for dump in dumps] == [f"step_{step}.parquet" for step in (1, 2, 3, 4)]
+    loaded = [read_tokens(dump) for dump in dumps]
     for dump in loaded:
         assert_advantages_follow_from_entropies(dump)
     assert_tokens_agree(loaded)
     for record in run.metrics():
         assert_same_probabilities(record["data"])
         assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
+    assert_the_page_shows(run, loaded)
+
+
+def assert_the_page_shows(run: Run, dumps: list[dict]) -> None:
+    """`gtpo-verl inspect` on the run's folder: every step, and DAPO's advantages as verl makes them."""
+    page = run.folder / "page.html"
+    subprocess.run([COMMAND, "inspect", run.run_dir(), "-o", page], check=True, cwd=run.folder)
+    (text,) = re.findall(r'id="page">(.*?)</script>', page.read_text())
+    steps = json.loads(text)["steps"]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    for step, dump in zip(steps, dumps, strict=True):
+        assert step["algorithm"] == "gtpo_v1"
+        responses = [response for group in step["groups"] for response in group["responses"]]
+        by_uid = sorted(
+            range(len(dump["uid"])), key=lambda row: [g["uid"] for g in step["groups"]].index(dump["uid"][row])
+        )
+        rewards = torch.tensor([[dump["score"][row]] for row in by_uid])
+        index = np.array([dump["uid"][row] for row in by_uid], dtype=object)
+        want, _ = compute_grpo_outcome_advantage(rewards, torch.ones_like(rewards), index)
+        for response, row, advantage in zip(responses, by_uid, want.flatten().tolist(), strict=True):
+            assert response["right"] == (dump["reward"][row]["acc"] > 0.5)
+            assert response["means"]["dapo"] == pytest.approx(advantage, abs=1e-5)
+            assert response["means"]["advantages"] == pytest.approx(dump["advantages"][row].mean().item(), abs=1e-5)
 
 
 @pytest.mark.slow
