@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from browser import Browser
 
-from gtpo_verl.inspect import dump
+from gtpo_verl.inspect import Page, dump
 from gtpo_verl.inspect.command import inspect
 from gtpo_verl.inspect.page import complete
 
@@ -256,4 +257,21 @@ def test_of_a_long_response_only_what_is_seen_is_drawn(tab: Browser, steps) -> N
     last = len(steps[2].responses[0].tokens) - 1
     tab.wait_until(f"[...document.querySelectorAll('.row span')].some(one => one.at.r === 0 && one.at.t === {last})")
     assert tab.evaluate("document.querySelectorAll('.row span').length") < 6_000
+    assert tab.complaints == []
+
+
+def test_jupyter_shows_it_in_a_frame(page: Path, tab: Browser, tmp_path: Path) -> None:
+    """As a cell's output: the frame is sealed off, so what is looked at is what it paints."""
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!doctype html><meta charset=utf-8><body>{Page(page.read_text())._repr_html_()}")
+    tab.open(cell)
+    box = {"x": 0, "y": 0, "width": 1300, "height": 700}
+
+    def pixels(colour) -> int:
+        return int((np.abs(np.asarray(tab.screenshot(box)).astype(int) - np.array(colour)).max(axis=-1) < 4).sum())
+
+    deadline = time.monotonic() + 60
+    while not (pixels(BLUE) > 500 and pixels(ORANGE) > 500):  # the heads of right and of wrong ones
+        assert time.monotonic() < deadline, tab.complaints
+    assert tab.evaluate("document.querySelector('iframe').contentDocument") is None
     assert tab.complaints == []
