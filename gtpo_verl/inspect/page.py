@@ -215,9 +215,11 @@ def _about(response: Response, row: Mapping[str, tuple[list[float], NDArray[np.u
 
 
 def _scales(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """The quantities that there are, each with the middle and the end of its colours, the same in all steps."""
-    found = []
-    limits: dict[str, float] = {}
+    """The quantities that there are, each with the middle of its colours and how far below and above they reach.
+
+    They are the same in all steps, and those of the two advantages are the same, so that they compare.
+    """
+    found: dict[str, dict[str, Any]] = {}
     for name, label in LABELS.items():
         shown = [
             one.values[name][one.mask & np.isfinite(one.values[name])]
@@ -228,12 +230,22 @@ def _scales(steps: Sequence[Step]) -> list[dict[str, Any]]:
         if not shown:
             continue
         values = np.concatenate(shown)
-        centre = 0.0 if name in _SIGNED or not len(values) else float(values.mean(dtype=np.float64))
-        limits[name] = float(np.quantile(np.abs(values - np.float32(centre)), _WITHIN)) if len(values) else 0.0
-        found.append({"key": name, "label": label, "centre": centre})
-    # The two advantages share their colours, so that they compare.
-    limits |= dict.fromkeys((ADVANTAGES, DAPO), max(limits.get(ADVANTAGES, 0.0), limits.get(DAPO, 0.0)))
-    return [{**one, "limit": limits[str(one["key"])] or 1.0} for one in found]
+        if not len(values):
+            centre = below = above = 0.0
+        elif name in _SIGNED:
+            centre, below = 0.0, float(np.quantile(np.abs(values), _WITHIN))
+            above = below
+        else:
+            centre = float(values.mean(dtype=np.float64))
+            low, high = np.quantile(values, [(1 - _WITHIN) / 2, (1 + _WITHIN) / 2])
+            below, above = centre - float(low), float(high) - centre
+        found[name] = {"key": name, "label": label, "centre": centre, "below": below, "above": above}
+    advantages = [found[name] for name in (ADVANTAGES, DAPO) if name in found]
+    for one in advantages:
+        one["below"] = one["above"] = max(other["above"] for other in advantages)
+    for one in found.values():  # a mean may lie beyond nearly all values, or there is but one
+        one["below"], one["above"] = (reach if reach > 0 else 1.0 for reach in (one["below"], one["above"]))
+    return list(found.values())
 
 
 def _policy(template: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 
@@ -64,6 +65,10 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
     run.assert_nothing_left()
     trained = run.steps()
     assert trained == list(range(1, len(trained) + 1))
+
+    tokens = run.run_dir() / "tokens"
+    shutil.copy(tokens / "step_1.parquet", tokens / "step_9.parquet")  # as of a branch that went further
+    (tokens / "step_3.parquet.part").write_bytes(b"PAR1")  # as a kill in the middle of a dump leaves it
 
     run.start(*overrides)
     assert run.wait() == 0, run.terminal

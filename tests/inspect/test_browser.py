@@ -104,7 +104,8 @@ def rgb(text: str) -> np.ndarray:
 
 def expected(tab: Browser, value: float, key: str) -> np.ndarray:
     scale = tab.evaluate(f"page.quantities.find(one => one.key === '{key}')")
-    part = np.clip((value - scale["centre"]) / scale["limit"], -1, 1)
+    reach = scale["below" if value < scale["centre"] else "above"]
+    part = np.clip((value - scale["centre"]) / reach, -1, 1)
     end = np.array(BLUE if part > 0 else ORANGE)
     return np.array(WHITE) + (end - np.array(WHITE)) * abs(part)
 

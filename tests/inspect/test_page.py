@@ -85,6 +85,20 @@ def test_dapo_is_the_estimator_without_entropy_where_rewards_are_right_and_wrong
         np.testing.assert_allclose(values["dapo"], advantages.numpy(), atol=1e-6)
 
 
+def test_colours_reach_as_far_as_nearly_all_values_of_all_steps(make_step) -> None:
+    steps = [make_step(number, length=200) for number in (1, 2)]
+    page = json.loads(block(build([encode(one) for one in steps], "run"), "page"))
+    scales = {one["key"]: one for one in page["quantities"]}
+    for name in ("advantages", "entropy", "old_log_probs"):
+        values = np.concatenate([one.values[name] for step in steps for one in step.responses])
+        scale = scales[name]
+        low, high = scale["centre"] - scale["below"], scale["centre"] + scale["above"]
+        assert 0.97 < ((values >= low) & (values <= high)).mean() <= 0.99
+    assert scales["entropy"]["centre"] - scales["entropy"]["below"] >= 0
+    assert scales["advantages"]["centre"] == 0
+    assert scales["advantages"]["above"] == scales["dapo"]["above"] == scales["dapo"]["below"]
+
+
 def test_what_the_mask_leaves_out_has_no_value(make_step) -> None:
     step = make_step(groups=1, size=2)
     masks = [np.arange(len(one.tokens)) % 3 > 0 for one in step.responses]
