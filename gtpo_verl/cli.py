@@ -1,4 +1,4 @@
-"""The command line: `gtpo-verl train | preflight | config | quickstart | prepare | data | report | convert`."""
+"""The command line: `gtpo-verl COMMAND`, of which `gtpo-verl --help` has the list."""
 
 import argparse
 import os
@@ -62,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     report.add_argument("--output", default="report", help="folder for figures (PNG, SVG), report.html and report.json")
     report.set_defaults(run=_report)
+
+    inspect = commands.add_parser("inspect", help="a page that shows the credit of each token, from a run's token dump")
+    # `options.run` is what a command does.
+    inspect.add_argument("folder", metavar="RUN", help="a run's folder, or one of dumps (gtpo_verl.token_dump_dir)")
+    inspect.add_argument("--step", type=int, action="append", default=[], help="this one alone; can be repeated")
+    inspect.add_argument("--prompt", metavar="TEXT", help="only groups whose prompt contains TEXT")
+    inspect.add_argument("--groups", type=int, default=8, help="the most groups of a step; 8 by default")
+    inspect.add_argument("-o", "--output", default="inspect.html", help="the page to write; inspect.html by default")
+    inspect.set_defaults(run=_inspect)
 
     convert = commands.add_parser("convert", help="a checkpoint's actor as a Hugging Face model, in bfloat16")
     convert.add_argument("checkpoint", help="checkpoints/global_step_N, or a run's folder for its latest")
@@ -141,6 +150,23 @@ def _report(options: argparse.Namespace) -> int:
     except (MetricsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gtpo_verl.inspect.command import inspect
+    from gtpo_verl.inspect.responses import InspectError
+
+    try:
+        shown = inspect(Path(options.folder), Path(options.output), options.step, options.prompt, options.groups)
+    except (InspectError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if shown.omitted:
+        print(f"left out, to keep the page small: steps {', '.join(map(str, shown.omitted))}", file=sys.stderr)
+    print(shown.path)
     return 0
 
 
