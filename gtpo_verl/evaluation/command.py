@@ -31,6 +31,7 @@ SUMMARY = "summary.json"
 _LOCK = ".lock"
 # A shard is written when it has so many responses, or is so old: what a killed evaluation loses at the most.
 _SHARD_ROWS, _SHARD_S = 64, 10.0
+_CPU_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -236,12 +237,15 @@ def _sample(
         # verl's rollouts have it on as well: the samples of a problem share their prompt.
         "enable_prefix_caching": True,
     }
-    # What the CPU's KV cache may take is a variable; vLLM would reserve this share of the memory besides.
-    engine |= (
-        {"enforce_eager": True, "gpu_memory_utilization": 0.1}
-        if plan.devices.on_cpu
-        else {"gpu_memory_utilization": request.gpu_memory}
-    )
+    if plan.devices.on_cpu:
+        # What the CPU's KV cache may take is a variable; vLLM would reserve this share of the memory besides. Prompts
+        # are read whole, for vllm/v1/worker/gpu_model_runner.py (`_bookkeeping_sync`) sets a request's random generator
+        # back after a part of one, and torch's CPU generator has no offset.
+        batch = max(_CPU_BATCH_TOKENS, engine["max_model_len"])
+        engine |= {"enforce_eager": True, "gpu_memory_utilization": 0.1}
+        engine |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batch}
+    else:
+        engine |= {"gpu_memory_utilization": request.gpu_memory}
     params = {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k, "max_tokens": how.max_tokens}
     responses = sampling.sample(engine, params, wanted, plan.devices, plan.out / model.label)
     grading: list[tuple[_Work, int, int, sampling.Response, Future]] = []

@@ -54,7 +54,7 @@ def test_two_models_killed_and_resumed(tmp_path: Path) -> None:
     command += ["--n", str(N), "--max-tokens", "112", "--out", "out"]
     shared = set(os.listdir("/dev/shm"))
 
-    killed = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    killed = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
     shards = tmp_path / "out/first/sums/shards"
     wait_for(lambda: any(shards.glob("*.parquet")) or killed.poll() is not None, 120)
     killed.send_signal(signal.SIGKILL)
