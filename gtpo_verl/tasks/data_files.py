@@ -81,7 +81,7 @@ def _count_rows(
     checked = table.select([column for column in (*needed, "extra_info") if column in table.column_names])
     for batch in checked.to_batches(max_chunksize=1024):
         for row in batch.to_pylist():
-            problem = _problem_with(row, prompt_key, data_source_key)
+            problem = problem_with_row(row, prompt_key, data_source_key)
             if problem:
                 raise DataFileError(f"{path}: row {index}: {problem}")
             if problem_with_truth and (reason := problem_with_truth(row["reward_model"]["ground_truth"])):
@@ -94,7 +94,8 @@ def _count_rows(
     return index
 
 
-def _problem_with(row: Mapping[str, Any], prompt_key: str, data_source_key: str) -> str | None:
+def problem_with_row(row: Mapping[str, Any], prompt_key: str, data_source_key: str) -> str | None:
+    """Return what keeps a row from verl's form (see `check_data_file`), None if nothing does."""
     if not isinstance(row[data_source_key], str) or not row[data_source_key]:
         return f"{data_source_key} is not a text"
     prompt = row[prompt_key]

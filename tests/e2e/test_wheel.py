@@ -61,6 +61,16 @@ def test_the_recipe_trains(python: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "old_log_probs" in (tmp_path / "inspect.html").read_text()
 
 
+def test_models_are_evaluated(python: Path, tmp_path: Path) -> None:
+    prepared = tasks.prepare("arithmetic", ROOT / ".cache/gtpo-verl")
+    command = [str(python.with_name("gtpo-verl")), "eval", str(prepared.model), "--data", str(prepared.val), "--n", "1"]
+    result = subprocess.run(
+        [*command, "--max-tokens", "112"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "evals/val/model/val/responses.parquet").exists()
+
+
 def test_verls_own_entry_point_trains(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line of a verl user, `+algorithm.gtpo.alpha=0.2` and all, with the keys that CPU needs."""
     monkeypatch.chdir(tmp_path)
