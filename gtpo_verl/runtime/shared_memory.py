@@ -30,7 +30,7 @@ def name_after_run() -> None:
 
 def _note_given_names(folder: Path) -> None:
     """A segment whose creator names it is noted in the run's folder, as an empty file of that name: verl hands weights
-    to vLLM in `verl_weights_<random>` (`_init_buffer` in verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py).
+    to vLLM in `verl_weights_<random>` (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py).
     """
     create = shared_memory.SharedMemory.__init__
     if hasattr(create, "__wrapped__"):
