@@ -74,7 +74,7 @@ def main() -> None:
         seconds = time.perf_counter() - started
         if status:
             sys.exit("the command failed")
-        counts = json.loads(Path(folder, "out/dapo-math-17k.manifest.json").read_text())["counts"]
+        counts = json.loads(Path(folder, "out/dapo-math-17k.manifest.json").read_text(encoding="utf-8"))["counts"]
         print(f"{path.stat().st_size / 1e6:.0f} MB, order {arguments.order}: {counts}")
         processor = usage.ru_utime + usage.ru_stime
         print(f"{seconds:.1f} s, {processor:.1f} s of processor time, peak {usage.ru_maxrss / 1024:.0f} MiB")

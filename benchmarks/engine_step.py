@@ -459,7 +459,7 @@ def report(
         }
         rows.append({key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()})
     if options.csv:
-        with open(options.csv, "w", newline="") as file:
+        with open(options.csv, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

@@ -141,7 +141,7 @@ CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any], int]] = {
 
 def status(key: str) -> int:
     """A line of /proc/self/status, in bytes."""
-    with open("/proc/self/status") as lines:
+    with open("/proc/self/status", encoding="utf-8") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
 
 
@@ -154,7 +154,7 @@ def measure(name: str, responses: int, threads: int, connection: Any) -> None:
     tensors = [value for value in vars(batch).values() if isinstance(value, Tensor)]
     seconds, cpu_seconds, growth = [], [], []
     for _ in range(repeats):
-        with open("/proc/self/clear_refs", "w") as refs:
+        with open("/proc/self/clear_refs", "w", encoding="utf-8") as refs:
             refs.write("5")  # the high-water mark starts anew
         before, start, cpu_start = status("VmRSS"), time.perf_counter(), time.process_time()
         run(batch)
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--skip", nargs="*", default=[], help="cases whose name holds one of these")
     arguments = parser.parse_args()
-    with open("/proc/cpuinfo") as lines:
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
         processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
     print(
         f"{processor}, {arguments.threads} of {os.cpu_count()} cores, torch {torch.__version__}, {platform.system()}\n"

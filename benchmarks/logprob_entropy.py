@@ -67,7 +67,7 @@ class Table:
                 continue
         about = {"card": self.card, "date": datetime.date.today().isoformat(), **versions}
         columns = list(dict.fromkeys(key for row in self.rows for key in row)) + list(about)
-        with open(self.path, "w", newline="") as file:
+        with open(self.path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows({**row, **about} for row in self.rows)

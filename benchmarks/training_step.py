@@ -149,7 +149,7 @@ def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]
         "CUDA_VISIBLE_DEVICES": gpu,
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
     }
-    with (folder / "output.txt").open("w") as output:
+    with (folder / "output.txt").open("w", encoding="utf-8") as output:
         code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder).returncode
     steps = read_steps(name, folder)
     if code != 0:
@@ -158,7 +158,7 @@ def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]
 
 
 def write(path: Path, steps: list[dict]) -> None:
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(steps[0]))
         writer.writeheader()
         writer.writerows(steps)
@@ -167,7 +167,9 @@ def write(path: Path, steps: list[dict]) -> None:
 def read_steps(name: str, folder: Path) -> list[dict]:
     """The same of a run's folder, finished or not."""
     metrics = folder / "metrics.jsonl"
-    records = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    records = (
+        [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()] if metrics.exists() else []
+    )
     return [
         {
             "run": name,

@@ -9,10 +9,14 @@ from typing import Any
 
 from gtpo_verl import tasks
 from gtpo_verl.runtime.caches import cache_variables
+from gtpo_verl.runtime.loopback import direct_loopback
+from gtpo_verl.runtime.text import hold_to_terminal, start_over_in_utf8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    if arguments is None:  # this process is the command's
+        start_over_in_utf8()
     parser = argparse.ArgumentParser(prog="gtpo-verl", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -80,8 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     _add_eval(commands)
 
+    hold_to_terminal()
     options = parser.parse_args(arguments)
-    os.environ.update(cache_variables())
+    os.environ.update({**cache_variables(), **direct_loopback()})
     return options.run(options)
 
 

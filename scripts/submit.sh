@@ -76,6 +76,28 @@ if [ -z "${RAY_ADDRESS:-}" ]; then
   echo "error: RAY_ADDRESS is not set; it is the cluster's job server, e.g. http://head:8265 (DRY_RUN=1 needs none)" >&2
   exit 1
 fi
+# Older command lines take the quotes from arguments (they join them for Windows), and Hydra's are quoted.
+minimum=2.56.0
+if ! version=$(ray --version 2> /dev/null); then
+  echo "error: no \`ray\` to submit with: pip install 'ray[default]>=$minimum'" >&2
+  exit 1
+fi
+version=${version##* }
+if [ "$(printf '%s\n' "$minimum" "$version" | sort -V | head -n 1)" != "$minimum" ]; then
+  echo "error: ray $version takes the quotes from a job's arguments: pip install 'ray[default]>=$minimum'" >&2
+  exit 1
+fi
+# A proxy that the shell names is for the world outside: this machine's own job server is reached without it.
+host=${RAY_ADDRESS#*://}
+host=${host%%/*}
+if [[ $host =~ :[0-9]+$ ]]; then host=${host%:*}; fi
+host=${host#\[} host=${host%\]}
+case $host in
+  localhost | 127.* | ::1)
+    export NO_PROXY="${NO_PROXY:+$NO_PROXY,}${no_proxy:+$no_proxy,}$host"
+    export no_proxy=$NO_PROXY
+    ;;
+esac
 submit=(ray job submit --address "$RAY_ADDRESS")
 # No working directory is uploaded: the package carries its configuration, and data lies where every node sees it. A
 # wheel travels unpacked as the working directory, which Ray puts on every worker's path: verl finds the plugin there by
@@ -89,4 +111,10 @@ if [ -n "${GTPO_VERL_WHEEL:-}" ]; then
 fi
 # shellcheck disable=SC2206  # several arguments, by spaces
 submit+=(${SUBMIT_ARGS:-})
-"${submit[@]}" -- python3 -m gtpo_verl.cli train "${arguments[@]}"
+status=0
+"${submit[@]}" -- python3 -m gtpo_verl.cli train "${arguments[@]}" || status=$?
+proxy=${http_proxy:-${HTTP_PROXY:-${all_proxy:-${ALL_PROXY:-}}}}
+if [ "$status" != 0 ] && [ -n "$proxy" ] && [[ ,${NO_PROXY:-}, != *",$host,"* ]]; then
+  echo "note: this shell sends requests to $host through a proxy (http_proxy); NO_PROXY=$host reaches it directly" >&2
+fi
+exit "$status"

@@ -30,7 +30,7 @@ def check(manifest: Manifest, source: str, results: Results) -> None:
             raise ValueError(f"the manifest is for {package} {wanted}; installed is {installed}")
     if manifest.revision is not None and (ROOT / ".git").exists():
         changed = ["git", "-C", str(ROOT), "diff", "--stat", manifest.revision, "--", "gtpo_verl", "configs"]
-        differs = subprocess.run(changed, capture_output=True, text=True)
+        differs = subprocess.run(changed, capture_output=True, text=True, encoding="utf-8", errors="replace")
         if differs.returncode or differs.stdout:
             raise ValueError(f"the manifest is for revision {manifest.revision}:\n{differs.stdout}{differs.stderr}")
     for name, facts in results.record().items():
@@ -54,9 +54,15 @@ def source_digest() -> str:
 def provenance(manifest: Manifest) -> dict[str, Any]:
     """What a run was made with."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    revision = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    revision = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    ).stdout.strip()
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    cards = subprocess.run(query, capture_output=True, text=True).stdout if shutil.which("nvidia-smi") else ""
+    cards = (
+        subprocess.run(query, capture_output=True, text=True, encoding="utf-8", errors="replace").stdout
+        if shutil.which("nvidia-smi")
+        else ""
+    )
     return {
         "steps": manifest.steps,
         "source": source_digest(),

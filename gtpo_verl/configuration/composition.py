@@ -64,20 +64,23 @@ def to_yaml(config: DictConfig) -> str:
 
 
 def changes(before: str, after: str) -> list[str]:
-    """What differs between two configurations as `to_yaml` writes them: `key: old -> new`, sorted by key.
+    """What differs between two configurations as `to_yaml` writes them: `key: old -> new`; see `changed`."""
+    return [f"{key}: {old} -> {new}" for key, (old, new) in changed(before, after).items()]
+
+
+def changed(before: str, after: str) -> dict[str, tuple[Any, Any]]:
+    """Old and new value of what differs between two configurations as `to_yaml` writes them, sorted by key; `nothing`
+    for a key that is not there.
 
     Empty where `before` is no configuration, such as a file that was cut off: a remark must not end a run.
     """
     try:
         old, new = (dict(_leaves(OmegaConf.to_container(OmegaConf.create(text)))) for text in (before, after))
     except Exception:  # of YAML, OmegaConf, or because it is a list
-        return []
+        return {}
     absent = "nothing"
-    return [
-        f"{key}: {old.get(key, absent)} -> {new.get(key, absent)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, absent) != new.get(key, absent)
-    ]
+    pairs = {key: (old.get(key, absent), new.get(key, absent)) for key in sorted(old.keys() | new.keys())}
+    return {key: (before, after) for key, (before, after) in pairs.items() if before != after}
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,11 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from gtpo_verl.configuration.checks import validates_only
 from gtpo_verl.configuration.settings import RecipeSettings
+from gtpo_verl.runtime import devices
 
 ENGINE_VENDOR = "gtpo_verl"
 
@@ -30,13 +32,52 @@ def set_environment(config: DictConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
+    expand_home(config)
     settings = RecipeSettings.from_config(config)
+    if OmegaConf.select(config, "trainer.device") == "cpu":
+        devices.forget(os.environ)
     for name, value in settings.env.items():
         if value is not None:
             os.environ.setdefault(name, value)
     os.environ.update(engine_environment(settings.fused_entropy))
     metrics = "validation.jsonl" if validates_only(config) else "metrics.jsonl"
     os.environ.setdefault("VERL_FILE_LOGGER_PATH", str(Path(settings.run_dir, metrics).absolute()))
+
+
+# Folders and files; what a library expands by itself, and what it does not, is no matter then.
+_PATHS = (
+    "gtpo_verl.run_dir",
+    "gtpo_verl.cache_dir",
+    "gtpo_verl.token_dump_dir",
+    "trainer.default_local_dir",
+    "trainer.resume_from_path",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.hf_config_path",
+    "actor_rollout_ref.model.tokenizer_path",
+    "actor_rollout_ref.model.lora_adapter_path",
+    "critic.model.path",
+    "critic.model.tokenizer_path",
+    "reward.reward_model.model_path",
+    "reward.custom_reward_function.path",
+)
+
+
+def expand_home(config: DictConfig) -> None:
+    """Puts the home folder in the place of `~` in every path, in place."""
+    for key in _PATHS:
+        value = OmegaConf.select(config, key)
+        if isinstance(value, ListConfig):
+            expanded: Any = [os.path.expanduser(file) if isinstance(file, str) else file for file in value]
+        elif isinstance(value, str):
+            expanded = os.path.expanduser(value)
+        else:
+            continue
+        if expanded != value:
+            OmegaConf.update(config, key, expanded)
 
 
 def engine_environment(fused_entropy: bool) -> dict[str, str]:

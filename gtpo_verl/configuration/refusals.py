@@ -3,16 +3,20 @@
 import inspect
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from gtpo_verl.configuration.data_checks import check_data, check_templates, read_by_another, read_by_verl
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.rewards.truth import problem_with_truth
-from gtpo_verl.tasks.data_files import check_data_file
+from gtpo_verl.runtime import devices
 
 
 def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
@@ -21,14 +25,19 @@ def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
     Raises:
         ValueError, FileNotFoundError, OSError: naming the key or file.
     """
+    devices.refuse_rocr(os.environ)
+    check_ray_folder(config)
     check_disk(Path(settings.run_dir), settings.min_free_disk_gib)
     check_model(config.actor_rollout_ref.model.path)
-    known = truth_check(config)
-    rows = {
-        key: check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key, known)
-        for key in ("train_files", "val_files")
-    }
-    check_steps(config, rows["train_files"])
+    if not read_by_another(config.data):
+        known = truth_check(config)
+        rows = {
+            key: check_data(f"data.{key}", config.data[key], config.data.prompt_key, config.data.reward_fn_key, known)
+            for key in ("train_files", "val_files")
+        }
+        check_steps(config, rows["train_files"])
+        for key in rows:
+            check_templates(config, f"data.{key}")
     if settings.probe_reward:
         probe_reward(config)
     check_with_verl(config)
@@ -45,6 +54,20 @@ def check_with_verl(config: DictConfig) -> None:
         raise ValueError(f"verl refuses the configuration: {error}") from error
 
 
+def check_ray_folder(config: DictConfig) -> None:
+    """Raises OSError where the job would start a Ray of its own in a folder that this user may not write to, such as
+    /tmp/ray of another user."""
+    init = config.ray_kwargs.ray_init
+    address = init.get("address") or os.environ.get("RAY_ADDRESS")
+    if address not in (None, "local"):
+        return
+    base = next((os.environ[name] for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), "/tmp")
+    folder = Path(init.get("_temp_dir") or Path(base, "ray")).absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OSError(f"{existing}: not writable, and Ray's files go there; export RAY_TMPDIR=a short path of your own")
+
+
 def check_disk(folder: Path, minimum_gib: float) -> None:
     """Raises OSError where the file system of `folder` has less than `minimum_gib` GiB free."""
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
@@ -56,39 +79,44 @@ def check_disk(folder: Path, minimum_gib: float) -> None:
         )
 
 
-def check_model(path: str | None) -> None:
-    """Raises FileNotFoundError for a model folder that is not there; a hub's `owner/name` is left to the hub."""
+def check_model(path: str | None) -> Path | None:
+    """The model's folder, in the hub's cache too; None for a name that the hub will be asked for.
+
+    Raises:
+        ValueError: none is given.
+        FileNotFoundError: no model there. Whether a text names one on the hub, and whether the hub may be asked, its
+            own library decides.
+    """
     if path is None:
         raise ValueError("actor_rollout_ref.model.path is not set; it is the folder of a Hugging Face model")
     key = f"actor_rollout_ref.model.path={path}"
     if os.path.isdir(path):
         if not os.path.exists(os.path.join(path, "config.json")):
             raise FileNotFoundError(f"{key}: no config.json in that folder, so it is no Hugging Face model")
-        return
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    if looks_local or os.environ.get("HF_HUB_OFFLINE") == "1":
-        raise FileNotFoundError(f"{key}: no such folder")
+        return Path(path)
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        raise FileNotFoundError(f"{key}: no such folder") from None
+    if not hub_is_offline():
+        return None
+    try:
+        folder = Path(snapshot_download(path, local_files_only=True))
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(
+            f"{key}: no such folder, and no such model in the hub's cache {constants.HF_HUB_CACHE}; the hub is not "
+            "asked (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)"
+        ) from error
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{key}: no config.json of it in the hub's cache {folder}")
+    return folder
 
 
-def check_data(
-    key: str,
-    files: str | Sequence[str],
-    prompt_key: str,
-    reward_fn_key: str,
-    problem_with_truth: Callable[[Any], str | None] | None = None,
-) -> int:
-    """The number of rows. Raises FileNotFoundError or ValueError (file and column, or row) for data that verl cannot
-    train on.
-
-    `problem_with_truth` says why the reward cannot grade a ground truth, where that is known.
-    """
-    rows = 0
-    for file in files if isinstance(files, list | tuple | ListConfig) else [files]:
-        path = Path(str(file)).expanduser()
-        if not path.exists():
-            raise FileNotFoundError(f"{key}={file}: no such file")
-        rows += check_data_file(path, prompt_key, reward_fn_key, problem_with_truth)
-    return rows
+def hub_is_offline() -> bool:
+    """Whether a process that starts now would not ask the hub (`huggingface_hub.constants`, which reads the environment
+    once, when it is imported)."""
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in constants.ENV_VARS_TRUE_VALUES
 
 
 def check_steps(config: DictConfig, rows: int) -> None:
@@ -135,7 +163,6 @@ def probe_reward(config: DictConfig) -> None:
     Raises:
         ValueError: the function fails, or lacks the metric that decides right and wrong.
     """
-    import pandas as pd
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
     from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig
@@ -148,11 +175,16 @@ def probe_reward(config: DictConfig) -> None:
     filter_groups = config.algorithm.get("filter_groups")
     if filter_groups is not None and filter_groups.enable and filter_groups.metric not in ("reward", "score"):
         wanted.setdefault(filter_groups.metric, []).append("algorithm.filter_groups.metric")
-    if function is None or inspect.iscoroutinefunction(getattr(function, "args", [function])[0]) or not wanted:
+    if (
+        read_by_another(config.data)
+        or function is None
+        or inspect.iscoroutinefunction(getattr(function, "args", [function])[0])
+        or not wanted
+    ):
         return
     files = config.data.train_files
     first = files[0] if isinstance(files, list | tuple | ListConfig) else files
-    row = pd.read_parquet(Path(str(first)).expanduser()).iloc[0]
+    row = read_by_verl([Path(str(first)).expanduser()])[0]
     where = f"reward.custom_reward_function ({config.reward.custom_reward_function.path})"
     try:
         result = function(

@@ -122,7 +122,9 @@ def _write(data_set: DataSet, folder: Path) -> None:
     check_data_file(path)
     facts = {"file": path.name, "rows": len(data_set.rows), "sha256": file_sha256(path)}
     manifest = path.with_suffix(MANIFEST_SUFFIX)
-    manifest.write_text(json.dumps({**facts, **data_set.manifest}, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    manifest.write_text(
+        json.dumps({**facts, **data_set.manifest}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     for written in (path, manifest):
         with written.open("rb") as file:
             os.fsync(file.fileno())

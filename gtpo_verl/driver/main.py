@@ -4,22 +4,26 @@ It checks what can be checked before Ray starts, then hands over to verl's own `
 """
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gtpo_verl.configuration.composition import changes, to_yaml, verl_search_path
+from gtpo_verl.configuration.composition import changed, to_yaml, verl_search_path
 from gtpo_verl.configuration.preparation import forwarded_variables, prepare, set_environment
+from gtpo_verl.configuration.restored import refuse_other_optimizer, remarks, without_effect
 from gtpo_verl.configuration.settings import RecipeSettings
-from gtpo_verl.runtime import stage
+from gtpo_verl.runtime import limits, stage
 from gtpo_verl.runtime.ending import without_teardown
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
+from gtpo_verl.runtime.text import start_over_in_utf8, terminal_encoding
 from gtpo_verl.verl_plugin import cpu, hooks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -30,7 +34,7 @@ def main(config: DictConfig) -> None:
     """Composes, checks, trains. Exit code 1 and one line on the terminal where something is wrong."""
     signal.signal(signal.SIGTERM, _stop)
     _die_with_supervisor()
-    terminal = os.fdopen(os.dup(2), "w", buffering=1)
+    terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding=terminal_encoding(), errors="replace")
     temporary = os.environ.get("GTPO_VERL_TMP")
     info = None
     try:
@@ -49,11 +53,12 @@ def main(config: DictConfig) -> None:
         train(config)
     except Exception as error:
         cause = root_cause(error)
-        if info is not None:
-            traceback.print_exc()  # into the log; the terminal gets one line
-        elif not isinstance(cause, ValueError | OSError | RuntimeError):
+        if info is None and not isinstance(cause, ValueError | OSError | RuntimeError):
             traceback.print_exc(file=terminal)  # no refusal of ours
         print(f"error: {type(cause).__name__}: {cause}", file=terminal)
+        if info is not None:
+            with suppress(OSError):  # the disk may be full on which the log lies
+                traceback.print_exc()  # the terminal has got one line
         sys.exit(1)
 
 
@@ -68,12 +73,14 @@ def check(config: DictConfig) -> RunInfo:
     if early_log is not None:
         _redirect_output(early_log)  # verl greets with a page of warnings; a refused run leaves no log
     stage.say("checking configuration, model and data")
+    limits.check_limits(on_gpu=config.trainer.device == "cuda")
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 
     from gtpo_verl.configuration.checks import check_config, validates_only
     from gtpo_verl.configuration.refusals import refuse_on_driver
-    from gtpo_verl.run_folder.checkpoints import check_resume, resumed_step
+    from gtpo_verl.run_folder.checkpoints import CheckpointFolder, check_resume, resumed_checkpoint, resumed_step
+    from gtpo_verl.run_folder.fit import check_fit
     from gtpo_verl.run_folder.trackers import check_trackers
 
     settings = RecipeSettings.from_config(config)
@@ -82,14 +89,19 @@ def check(config: DictConfig) -> RunInfo:
     check_trackers(config.trainer.logger)
     check_resume(config)
     refuse_on_driver(config, settings)
+    if (checkpoint := resumed_checkpoint(config)) is not None:
+        check_fit(config, checkpoint)
 
     run_dir = Path(settings.run_dir).absolute()
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     resolved, text = run_dir / "config.yaml", to_yaml(config)
     step = resumed_step(config)
-    differing = changes(resolved.read_text(), text) if step and resolved.exists() else []
-    if temporary:  # every start has another folder for its temporary files
-        differing = [change for change in differing if temporary not in change]
+    differing: list[str] = []
+    notes: list[str] = []
+    if step and resolved.exists():
+        differing, text = _differing(resolved.read_text(encoding="utf-8", errors="replace"), config, temporary)
+    if step and config.trainer.resume_mode == "auto":
+        notes = [note for note in [CheckpointFolder.of_run(config).passed_over()] if note is not None]
     info = RunInfo(
         name=config.trainer.experiment_name,
         run_dir=str(run_dir),
@@ -99,6 +111,7 @@ def check(config: DictConfig) -> RunInfo:
         total_steps=config.trainer.total_training_steps,
         resumed_step=step,
         changes=differing,
+        remarks=notes,
         validates_only=validates_only(config),
     )
     if settings.preflight and not info.finished:
@@ -106,14 +119,34 @@ def check(config: DictConfig) -> RunInfo:
 
         refuse_unfit(config)
     run_dir.mkdir(parents=True, exist_ok=True)
+    if not info.finished:
+        hold(Path(info.log), f"gtpo_verl.run_dir={run_dir}")
     if not info.finished and not (info.validates_only and resolved.exists()):  # else the file says what was trained
         # Not by Hydra, which would write before a credential is refused.
-        resolved.write_text(text)
+        resolved.write_text(text, encoding="utf-8")
     info.publish()
     _redirect_output(Path(info.log))
     if early_log is not None:
-        print(early_log.read_text(), flush=True)
+        print(early_log.read_text(encoding="utf-8", errors="replace"), flush=True)
     return info
+
+
+def _differing(before: str, config: DictConfig, temporary: str | None) -> tuple[list[str], str]:
+    """What a resumed run was changed in, with what the checkpoint overrides of it; and its configuration as it holds.
+
+    Raises:
+        ValueError: a change that the checkpoint does not bear, naming the key.
+    """
+    found = changed(before, to_yaml(config))
+    # Every start has another folder for its temporary files.
+    found = {key: pair for key, pair in found.items() if not temporary or temporary not in str(pair[1])}
+    refuse_other_optimizer(found, config)
+    said = remarks(found, config)
+    holds = config.copy()
+    for key in without_effect(said):
+        OmegaConf.update(holds, key, found[key][0], force_add=True)
+    words = {key: f" ({said[key]})" if key in said else "" for key in found}
+    return [f"{key}: {old} -> {new}{words[key]}" for key, (old, new) in found.items()], to_yaml(holds)
 
 
 def train(config: DictConfig) -> None:
@@ -168,10 +201,33 @@ def _early_log(temporary: str) -> Path:
     return Path(temporary, "driver.log")
 
 
+def hold(log: Path, key: str) -> None:
+    """Makes this process the only one that writes there, until it ends.
+
+    Args:
+        log: a file there, made if it is not there.
+        key: the key that names the folder.
+
+    Raises:
+        ValueError: another process is.
+    """
+    descriptor = os.open(log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)  # never closed
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"{key}: another run writes there. Wait until it has ended, or give this one another name "
+            "(trainer.experiment_name) or folder"
+        ) from None
+    except OSError as error:  # a file system without locks
+        print(f"{log}: not locked: {error}", file=sys.stderr)
+
+
 def _redirect_output(log: Path) -> None:
     """From here on, everything this process and Ray's workers print goes to the log file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # what could not be written before cannot be now
+            stream.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -179,6 +235,7 @@ def _redirect_output(log: Path) -> None:
 
 
 if __name__ == "__main__":
+    start_over_in_utf8()
     sys.argv += verl_search_path(sys.argv[1:])
     with without_teardown():
         main()

@@ -22,8 +22,10 @@ import psutil
 
 from gtpo_verl.runtime import stage
 from gtpo_verl.runtime.caches import cache_variables
+from gtpo_verl.runtime.leftovers import owned_folder, remove_dead
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.runtime.shared_memory import remove_segments
+from gtpo_verl.runtime.text import child_variables
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.25
@@ -50,11 +52,18 @@ def supervise(command: Sequence[str], watch: Watcher | None = None) -> tuple[int
         ended before that was known.
     """
     _become_subreaper()
-    temporary = _short_temporary_folder()
+    base = _short_base()
+    remove_dead(base, _end_orphans)
+    with owned_folder(base) as temporary:
+        return _supervise(command, temporary, watch)
+
+
+def _supervise(command: Sequence[str], temporary: Path, watch: Watcher | None) -> tuple[int, RunInfo | None]:
     info_file = temporary / "run.json"
     environment = {
         **os.environ,
         **cache_variables(),
+        **child_variables(),
         VARIABLE: str(info_file),
         "GTPO_VERL_TMP": str(temporary),
         "TMPDIR": str(temporary),
@@ -109,11 +118,11 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def _short_temporary_folder() -> Path:
-    """A new folder under TMPDIR, or under /tmp where TMPDIR is long: Ray appends up to 80 bytes to it for its sockets,
-    and Unix sockets take paths of some 100. A folder in the checkout would be too deep for many."""
+def _short_base() -> Path:
+    """TMPDIR, or /tmp where TMPDIR is long: Ray appends up to 80 bytes to a folder in it for its sockets, and Unix
+    sockets take paths of some 100. A folder in the checkout would be too deep for many."""
     base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="gtpo-", dir=base if len(base) <= 20 else "/tmp"))
+    return Path(base if len(base) <= 20 else "/tmp")
 
 
 def _become_subreaper() -> None:
@@ -136,6 +145,14 @@ def _end(processes: Sequence[psutil.Process]) -> None:
         for process in remaining:
             _signal(process, signal.SIGKILL)
         psutil.wait_procs(remaining, timeout=1)
+
+
+def _end_orphans(processes: Sequence[psutil.Process]) -> None:
+    """As `_end`, of processes of a dead run, whose descendants carry its mark themselves."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            _signal(process, number)
+        _, processes = psutil.wait_procs(processes, timeout=5)
 
 
 def _signal(process: psutil.Process, number: int) -> None:

@@ -9,7 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ def connection(config: DictConfig) -> Iterator[bool]:
     from ray._private.services import find_bootstrap_address
 
     init = config.ray_kwargs.ray_init
-    address = init.get("address") or os.environ.get("RAY_ADDRESS") or find_bootstrap_address(init.get("_temp_dir"))
+    address = init.get("address") or os.environ.get("RAY_ADDRESS")
+    with suppress(PermissionError):  # Ray's folder in /tmp is another user's, and so is what it started
+        address = address or find_bootstrap_address(init.get("_temp_dir"))
     if address is None or address == "local":
         yield False
         return

@@ -1,6 +1,7 @@
 """`gtpo-verl preflight`: all checks of a composed configuration, and what they say of a job."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omegaconf import DictConfig
 
@@ -113,7 +114,7 @@ def _this_machine(request: Request, gpus: int | None) -> Survey:
     Args:
         gpus: how many it will declare; None: those it has.
     """
-    facts = collect(request)
+    facts = collect(replace(request, visible=True))
     number = len(facts.gpus or []) if gpus is None else gpus
     name = "this machine"
     return Survey([RayNode("", name, "127.0.0.1", number, number)], {name: facts})

@@ -8,13 +8,14 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.configuration import refusals
+from gtpo_verl.configuration import data_checks, refusals
 from gtpo_verl.preflight.architecture import ModelShape, published_shape, shape_of
 from gtpo_verl.preflight.findings import Finding, Status, from_refusal
 from gtpo_verl.preflight.prompts import check_prompts, check_tokenizer, prompt_lengths
-from gtpo_verl.run_folder.checkpoints import check_resume
+from gtpo_verl.run_folder.checkpoints import check_resume, resumed_checkpoint
+from gtpo_verl.run_folder.fit import check_fit
 from gtpo_verl.run_folder.trackers import check_trackers
 
 _MODEL, _ROLLOUT = "actor_rollout_ref.model.path", "actor_rollout_ref.rollout"
@@ -24,8 +25,7 @@ _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 def paths_of(files: str | Sequence[str] | None) -> list[Path]:
     """`data.train_files` or `data.val_files`: one path, several, or none."""
-    several = files if isinstance(files, list | tuple | ListConfig) else [files] if files else []
-    return [Path(str(file)).expanduser() for file in several]
+    return [Path(file).expanduser() for file in data_checks.listed(files)]
 
 
 def local_model(config: DictConfig) -> Path | None:
@@ -49,7 +49,13 @@ def check_configuration(config: DictConfig) -> Iterator[Finding]:
 def check_start(config: DictConfig) -> Iterator[Finding]:
     """What a job refuses at its start beside its configuration: trackers, and the checkpoint that it goes on from."""
     yield from_refusal("trackers", lambda: check_trackers(config.trainer.logger), "can be started", "trainer.logger")
-    yield from_refusal("checkpoint", lambda: check_resume(config), "none, or it fits", "trainer.resume_mode")
+
+    def checkpoint() -> None:
+        check_resume(config)
+        if (found := resumed_checkpoint(config)) is not None:
+            check_fit(config, found)
+
+    yield from_refusal("checkpoint", checkpoint, "none, or it fits", "trainer.resume_mode")
 
 
 def check_model(config: DictConfig, dry_run: bool) -> tuple[ModelShape | None, list[Finding]]:
@@ -140,32 +146,27 @@ def check_data(config: DictConfig, dry_run: bool) -> Iterator[Finding]:
             yield Finding(key, Status.UNKNOWN, why) if dry_run else Finding(key, Status.FAIL, why, key=key)
             continue
 
+        if data_checks.read_by_another(config.data):
+            yield Finding(key, Status.UNKNOWN, "read by data.custom_cls")
+            continue
+
         def schema(key: str = key, paths: list[Path] = paths) -> None:
             names = config.data.prompt_key, config.data.reward_fn_key
-            refusals.check_data(key, [str(path) for path in paths], *names, refusals.truth_check(config))
+            data_checks.check_data(key, [str(path) for path in paths], *names, refusals.truth_check(config))
 
         form = from_refusal(key, schema, "in verl's form", key)
         yield form
         if form.status is Status.OK:
-            yield from _check_prompts(config, f"{key}: prompts", paths)
+            yield from _check_prompts(config, f"{key}: prompts", paths, dry_run)
 
 
-def _check_prompts(config: DictConfig, what: str, paths: list[Path]) -> Iterator[Finding]:
-    from transformers import AutoTokenizer
-
-    model, folder = config.actor_rollout_ref.model, local_model(config)
-    if folder is None or not folder.is_dir():
+def _check_prompts(config: DictConfig, what: str, paths: list[Path], dry_run: bool) -> Iterator[Finding]:
+    tokenizer = None if dry_run and local_model(config) is None else data_checks.chat_tokenizer(config)
+    if tokenizer is None:
         yield Finding(what, Status.UNKNOWN, "no tokenizer at hand")
         return
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.tokenizer_path or str(folder), trust_remote_code=model.trust_remote_code
-        )
-    except Exception:
-        return  # `check_model` has said so
-    tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
     if tokenizer.chat_template is None:
-        return
-    template: dict[str, Any] = dict(config.data.get("apply_chat_template_kwargs") or {})
+        return  # `check_model` has said so
+    template = data_checks.template_arguments(config.data)
     lengths = prompt_lengths(tokenizer, paths, config.data.prompt_key, template)
     yield check_prompts(what, lengths, config.data.max_prompt_length, config.data.filter_overlong_prompts)

@@ -69,7 +69,7 @@ def shard_problem(path: Path, tensors: set[str] | None = None) -> str | None:
 
 
 def _shards(index: Path) -> dict[str, set[str] | None] | None:
-    content = json.loads(index.read_text())
+    content = json.loads(index.read_text(encoding="utf-8"))
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         return None
@@ -83,7 +83,7 @@ def _shards(index: Path) -> dict[str, set[str] | None] | None:
 
 def _json_problem(path: Path) -> str | None:
     try:
-        json.loads(path.read_text())
+        json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"{path}: missing"
     except (OSError, ValueError) as error:

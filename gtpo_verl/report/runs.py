@@ -178,7 +178,7 @@ def _planned(name: str, metrics: Path) -> int | None:
     folder = metrics.parent
     try:
         if (folder / RECORD_FILE).exists():
-            return int(json.loads((folder / RECORD_FILE).read_text())[name]["steps"])
+            return int(json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))[name]["steps"])
         return int(run_config(folder)["trainer"]["total_training_steps"])
     except Exception:  # no such file, one cut off, or of another form: a report does not depend on it
         return None

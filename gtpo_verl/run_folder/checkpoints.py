@@ -7,15 +7,16 @@ deletes, and with a limit of 1 deletes the old actor before the tracker file nam
 kept or deleted whole, by what lies in the folder, and only once a newer one is whole and named.
 """
 
-import json
 import logging
 import os
 import re
 import shutil
-import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+
+from gtpo_verl.run_folder.wholeness import RANKS_FILE, SHARDS, checkpoint_problem, ranks_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +34,24 @@ class CheckpointFolder:
 
     Args:
         path: `trainer.default_local_dir`; need not exist yet.
+        shards: what must be there of every rank for a checkpoint to be whole (`wholeness.SHARDS`); None: what is there.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, shards: Sequence[str] | None = None):
         self.path = path
+        self.shards = shards
+
+    @classmethod
+    def of_run(cls, config: DictConfig, reads: bool = True) -> "CheckpointFolder":
+        """That of a run's configuration.
+
+        Args:
+            reads: whole is what the run can go on from (`actor.checkpoint.load_contents`); false: what it writes
+                (`save_contents`).
+        """
+        return cls(
+            Path(config.trainer.default_local_dir), _shards(config, "load_contents" if reads else "save_contents")
+        )
 
     def of_step(self, step: int) -> Path:
         return self.path / f"global_step_{step}"
@@ -44,37 +59,57 @@ class CheckpointFolder:
     def located(self, step: int) -> Path:
         """Where the checkpoint of this step lies: set aside while its successor is not whole."""
         folder, aside = self.of_step(step), self._aside(step)
-        return aside if _is_whole(aside) and not _is_whole(folder) else folder
+        return aside if self._whole(aside) and not self._whole(folder) else folder
 
     def whole(self) -> list[int]:
         """Steps of all whole checkpoints, ascending; those that were set aside included."""
-        return [step for step in self._steps() if _is_whole(self.located(step))]
+        return [step for step in self._steps() if self._whole(self.located(step))]
 
     def resumable(self) -> int:
         """The step that a run goes on from, 0 for none: what the tracker file names, or the newest whole checkpoint
         where it names none that is whole.
 
         Raises:
-            ValueError: the tracker file holds no number and no checkpoint is whole.
+            ValueError: there are checkpoints and none is whole; names the file that the newest lacks.
         """
-        tracker = self.path / TRACKER
-        if not tracker.exists():
-            return 0
         named = self.named()
-        if named and _is_whole(self.located(named)):
+        if named and self._whole(self.located(named)):
             return named
         if whole := self.whole():
             return whole[-1]
-        if named is None:
-            raise ValueError(f"{tracker} names no step, and no checkpoint beside it is whole; delete it to start anew")
-        # Not whole by our measure, as when only `actor` was copied here; verl knows what it can do with it.
-        return named if self.of_step(named).exists() else 0
+        if named and self.of_step(named).exists():
+            problem = self._problem(named)
+            # As when only `actor` was copied here: verl begins with the first prompt.
+            if problem == f"{self.of_step(named) / 'data.pt'}: no such file":
+                return named
+            raise ValueError(
+                f"{problem}; no other checkpoint is whole. Put the file back, or begin anew "
+                "(trainer.resume_mode=disable)"
+            )
+        if named is None and (self.path / TRACKER).exists():
+            raise ValueError(
+                f"{self.path / TRACKER} names no step, and no checkpoint beside it is whole; delete it to start anew"
+            )
+        return 0
 
     def named(self) -> int | None:
         """The step in the tracker file; None where it holds no number, as after a crash of the process writing it."""
         tracker = self.path / TRACKER
-        text = tracker.read_text().strip() if tracker.exists() else ""
+        text = tracker.read_bytes().strip() if tracker.exists() else b""
         return int(text) if text.isdigit() else None
+
+    def passed_over(self) -> str | None:
+        """Why the run goes on from another checkpoint than the tracker file names; None where it does not.
+
+        Raises:
+            ValueError: as `resumable`.
+        """
+        step, named = self.resumable(), self.named()
+        if not step or step == named:
+            return None
+        if named is None:
+            return f"{self.path / TRACKER} names no step; the newest whole checkpoint is {self.of_step(step).name}"
+        return f"{self._problem(named)}; the newest whole checkpoint is {self.of_step(step).name}"
 
     def mend(self) -> None:
         """Puts right what a killed process left: half-written and half-deleted checkpoints, a torn tracker file.
@@ -84,17 +119,17 @@ class CheckpointFolder:
         """
         for aside in self.path.glob(f"global_step_*{_REPLACED}"):
             folder = aside.with_name(aside.name.removesuffix(_REPLACED))
-            if _is_whole(folder):
+            if self._whole(folder):
                 self._delete(aside)
             else:
                 self._delete(folder)
                 os.replace(aside, folder)
         self._empty_bin()
-        step = self.resumable()
-        if step and step != self.named():
-            logger.warning(f"{self.path / TRACKER} names no whole checkpoint; going on from step {step}")
+        step, remark = self.resumable(), self.passed_over()
+        if remark is not None:
+            logger.warning(remark)
             partial = self.path / f"{TRACKER}.part"
-            partial.write_text(str(step))
+            partial.write_text(str(step), encoding="utf-8")
             os.replace(partial, self.path / TRACKER)
 
     def set_aside(self, step: int) -> None:
@@ -134,7 +169,13 @@ class CheckpointFolder:
         return sorted({int(match[1]) for match in matches if match})
 
     def _is_whole(self, step: int) -> bool:
-        return _is_whole(self.of_step(step))
+        return self._whole(self.of_step(step))
+
+    def _whole(self, folder: Path) -> bool:
+        return checkpoint_problem(folder, self.shards) is None
+
+    def _problem(self, step: int) -> str | None:
+        return checkpoint_problem(self.of_step(step), self.shards)
 
     def _aside(self, step: int) -> Path:
         return Path(f"{self.of_step(step)}{_REPLACED}")
@@ -178,7 +219,14 @@ def check_resume(config: DictConfig) -> None:
         step = resumed_step(config)
         if step == 0:
             return
-        checkpoint = CheckpointFolder(Path(trainer.default_local_dir)).located(step)
+        checkpoint = CheckpointFolder.of_run(config).located(step)
+    _check_ranks(checkpoint, trainer)
+    problem = checkpoint_problem(checkpoint, _shards(config, "load_contents"))
+    if problem is not None and problem != f"{checkpoint / 'data.pt'}: no such file":
+        raise ValueError(f"{problem}; name another checkpoint (trainer.resume_from_path), or put the file back")
+
+
+def _check_ranks(checkpoint: Path, trainer: DictConfig) -> None:
     ranks, wanted = saved_ranks(checkpoint / "actor"), trainer.nnodes * trainer.n_gpus_per_node
     if ranks is not None and ranks != wanted:
         raise ValueError(
@@ -188,17 +236,25 @@ def check_resume(config: DictConfig) -> None:
         )
 
 
+def resumed_checkpoint(config: DictConfig) -> Path | None:
+    """The checkpoint that a run goes on from, which `check_resume` has accepted; None for a new run."""
+    step = resumed_step(config)
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path)
+    return CheckpointFolder.of_run(config).located(step) if step else None
+
+
 def resumed_step(config: DictConfig) -> int:
     """The step of the checkpoint that a run goes on from, which `check_resume` has accepted; 0 for a new run."""
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
         return int(Path(trainer.resume_from_path).name.removeprefix("global_step_"))
-    return CheckpointFolder(Path(trainer.default_local_dir)).resumable() if trainer.resume_mode == "auto" else 0
+    return CheckpointFolder.of_run(config).resumable() if trainer.resume_mode == "auto" else 0
 
 
 def present(config: DictConfig, step: int) -> int:
     """How many whole checkpoints lie in the run's folder up to `step`, which it goes on from."""
-    return sum(older <= step for older in CheckpointFolder(Path(config.trainer.default_local_dir)).whole())
+    return sum(older <= step for older in CheckpointFolder.of_run(config).whole())
 
 
 def saved_ranks(actor: Path) -> int | None:
@@ -207,15 +263,13 @@ def saved_ranks(actor: Path) -> int | None:
     Raises:
         ValueError: the file that says so is damaged.
     """
-    config = actor / "fsdp_config.json"
-    if not config.exists():
+    return ranks_of(actor) if (actor / RANKS_FILE).exists() else None
+
+
+def _shards(config: DictConfig, contents: str) -> list[str] | None:
+    """What verl's FSDP strategies write and read (verl/utils/checkpoint/fsdp_checkpoint_manager.py), else None."""
+    actor = OmegaConf.select(config, "actor_rollout_ref.actor")
+    if actor is None or not str(actor.get("strategy")).startswith("fsdp"):
         return None
-    try:
-        return int(json.loads(config.read_text())["world_size"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{config}: no `world_size` to be read: {error}") from error
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether everything was written: `data.pt`, a zip file whose directory is its end, is written last."""
-    return (folder / "actor").is_dir() and zipfile.is_zipfile(folder / "data.pt")
+    listed = OmegaConf.select(actor, f"checkpoint.{contents}")
+    return [name for name in SHARDS if listed is None or name in listed]

@@ -1,13 +1,18 @@
-"""The actor of a checkpoint as a Hugging Face model, merged from its FSDP shards by verl's own `verl.model_merger`."""
+"""The actor of a checkpoint as a Hugging Face model, merged from its FSDP shards by verl's own `verl.model_merger`.
+
+An adapter (LoRA) is added to the weights that it adapts, by peft and before anything is rounded; verl's merger writes
+it into a folder of its own, beside the weights of the model that the run began with.
+"""
 
 import contextlib
 import os
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
+from gtpo_verl.run_folder.adapters import adapter_names, with_adapter
 from gtpo_verl.run_folder.checkpoints import TRACKER, CheckpointFolder, saved_ranks
+from gtpo_verl.run_folder.wholeness import actor_problem
 
 
 def convert(source: Path, output: Path) -> Path:
@@ -54,7 +59,7 @@ def find_actor(source: Path) -> Path:
     if (source / "actor").is_dir():
         return source / "actor"
     for folder in (source, source / "checkpoints"):
-        checkpoints = CheckpointFolder(folder)
+        checkpoints = CheckpointFolder(folder, ("model",))
         step = checkpoints.resumable()
         if step:
             return checkpoints.located(step) / "actor"
@@ -66,24 +71,28 @@ def find_actor(source: Path) -> Path:
 
 def check_actor(actor: Path) -> None:
     """Raises FileNotFoundError or ValueError for the first file that is missing or damaged."""
-    world_size = saved_ranks(actor)
-    if world_size is None:
+    if saved_ranks(actor) is None:
         config = actor / "fsdp_config.json"
         raise FileNotFoundError(f"{config}: no such file; only actors of the strategies fsdp and fsdp2 convert")
-    for rank in range(world_size):
-        shard = actor / f"model_world_size_{world_size}_rank_{rank}.pt"
-        if not shard.exists():
-            raise FileNotFoundError(f"{shard}: no such file; the actor was saved by {world_size} ranks")
-        if not zipfile.is_zipfile(shard):
-            raise ValueError(f"{shard}: not whole, as if its writing had been cut off")
-    for name in ("config.json", "tokenizer_config.json"):
-        if not (actor / "huggingface" / name).exists():
-            raise FileNotFoundError(f"{actor / 'huggingface' / name}: no such file")
+    if (problem := actor_problem(actor, ("model",))) is not None:
+        raise (FileNotFoundError if "no such file" in problem else ValueError)(problem)
 
 
 def _merge(actor: Path, target: Path) -> None:
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    class Merger(FSDPModelMerger):
+        """verl's, with the adapter in the weights, and only for weights that are all the model's."""
+
+        def _load_and_merge_state_dicts(self, world_size, total_shards, mesh_shape, mesh_dim_names):
+            if adapter_names(self._load_rank_zero_state_dict(world_size)):
+                return with_adapter(actor, world_size, total_shards)
+            return super()._load_and_merge_state_dicts(world_size, total_shards, mesh_shape, mesh_dim_names)
+
+        def save_hf_model_and_tokenizer(self, state_dict):
+            _check_names(state_dict, self.get_transformers_auto_model_class(), self.model_config, actor)
+            super().save_hf_model_and_tokenizer(state_dict)
 
     config = ModelMergerConfig(
         operation="merge",
@@ -92,4 +101,25 @@ def _merge(actor: Path, target: Path) -> None:
         target_dir=str(target),
         hf_model_config_path=str(actor / "huggingface"),
     )
-    FSDPModelMerger(config).merge_and_save()
+    Merger(config).merge_and_save()
+
+
+def _check_names(weights: dict, model_class, model_config, actor: Path) -> None:
+    """Refuses weights that are not those of the model: transformers writes what it is given and leaves out the rest.
+
+    Raises:
+        ValueError: naming the first weight that the model lacks, or that is missing.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = model_class.from_config(model_config)
+    wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    given = {name: tuple(weight.shape) for name, weight in weights.items()}
+    tied = set(model.all_tied_weights_keys) if model_config.get_text_config().tie_word_embeddings else set()
+    for name in sorted(given.keys() | wanted.keys()):
+        if given.get(name) != wanted.get(name) and not (name in tied and name not in given):
+            raise ValueError(
+                f"{actor}: the weight {name} is {given.get(name, 'absent')} in the shards and "
+                f"{wanted.get(name, 'absent')} in the model of {actor / 'huggingface/config.json'}"
+            )

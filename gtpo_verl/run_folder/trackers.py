@@ -3,6 +3,8 @@ minutes after the start of a run: their packages and log-ins, checked before; th
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,19 +21,36 @@ PACKAGES = {
 }
 WITHOUT_PACKAGE = ("console", "file")
 
-# backend: (variable of the mode, modes that need no log-in, variables of a log-in, files of a log-in)
+# backend: (variable of the mode, what else to say than a log-in, variable of a log-in, a program that asks the
+# backend's own library whether it could start and prints "ready", or why not). In a process of its own: the libraries
+# remember what they have read.
 _LOGINS = {
     "wandb": (
         "WANDB_MODE",
-        ("offline", "disabled", "dryrun"),
-        ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"),
-        ("$NETRC", "~/.netrc", "~/_netrc"),
+        "offline",
+        "WANDB_API_KEY",
+        """
+from wandb.sdk import wandb_setup
+settings = wandb_setup.singleton().settings
+if settings._offline or settings._noop:
+    print("ready")
+else:
+    from wandb.sdk.lib import wbauth
+    found = wbauth.authenticate_session(
+        host=settings.base_url, source="gtpo-verl", no_offline=True, prompt=False, update_session=False
+    )
+    print("ready" if found else f"no log-in for {settings.base_url}")
+""",
     ),
     "swanlab": (
         "SWANLAB_MODE",
-        ("offline", "local", "disabled"),
-        ("SWANLAB_API_KEY",),
-        (".swanlab/.netrc", "$SWANLAB_ROOT/.netrc", "$SWANLAB_SAVE_DIR/.netrc", "~/.swanlab/.netrc"),
+        "offline",
+        "SWANLAB_API_KEY",
+        """
+from swanlab.sdk.internal.settings import create_settings
+settings = create_settings()
+print("ready" if settings.mode != "online" or settings.api_key else f"no log-in for {settings.api_host}")
+""",
     ),
 }
 
@@ -76,11 +95,11 @@ def check_trackers(loggers: str | Sequence[str] | None) -> None:
                 f"trainer.logger={backend} needs the package {package}, which is not installed: pip install {package} "
                 "(wherever the trainer may run, on a cluster on every node), or leave it out of trainer.logger"
             )
-        if backend in _LOGINS and not _logged_in(backend):
-            mode, without, variables, _ = _LOGINS[backend]
+        if backend in _LOGINS and (problem := _login_problem(backend)) is not None:
+            mode, without, variable, _ = _LOGINS[backend]
             raise ValueError(
-                f"trainer.logger={backend} finds no log-in: export {variables[0]}, or run `{backend} login`; or export "
-                f"{mode}={without[0]} to log into the run's folder alone"
+                f"trainer.logger={backend} finds no log-in: export {variable}, or run `{backend} login`; or export "
+                f"{mode}={without} to log into the run's folder alone ({problem})"
             )
 
 
@@ -151,9 +170,18 @@ def _prepare_mlflow(folder: Path, project: str, own_store: bool) -> None:
         ) from None
 
 
-def _logged_in(backend: str) -> bool:
-    mode, without, variables, files = _LOGINS[backend]
-    if os.environ.get(mode) in without or any(os.environ.get(name) for name in variables):
-        return True
-    # A variable that is not set stays in the path, where no file is.
-    return any(Path(os.path.expandvars(file)).expanduser().is_file() for file in files)
+def _login_problem(backend: str) -> str | None:
+    """What the backend's library says of its settings and log-ins; None where it would start."""
+    program = _LOGINS[backend][-1]
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            encoding="utf-8", errors="replace", timeout=120,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"{backend} gives no answer"
+    said = (asked.stdout if asked.returncode == 0 else asked.stderr).splitlines()
+    answer = next((line.strip() for line in reversed(said) if line.strip()), "")
+    if answer.startswith(("ImportError", "ModuleNotFoundError", "AttributeError")):
+        return None  # another version of it, which has nothing of that name to be asked
+    return None if answer == "ready" else answer or f"{backend} ended with exit code {asked.returncode}"

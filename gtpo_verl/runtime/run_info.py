@@ -17,6 +17,7 @@ class RunInfo:
         total_steps: None where it follows from the data's length.
         resumed_step: step of the checkpoint it goes on from; 0 for a new run.
         changes: of a run that goes on, in its configuration since `config.yaml` was written: `key: old -> new`.
+        remarks: lines for the person at the terminal.
         validates_only: whether it trains no step, but validates the checkpoint (`trainer.val_only`).
     """
 
@@ -28,6 +29,7 @@ class RunInfo:
     total_steps: int | None
     resumed_step: int = 0
     changes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     validates_only: bool = False
 
     @property
@@ -43,9 +45,9 @@ class RunInfo:
         if target is None:
             return
         partial = Path(target + ".part")
-        partial.write_text(json.dumps(asdict(self)))
+        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
         os.replace(partial, target)
 
     @classmethod
     def read(cls, path: Path) -> "RunInfo | None":
-        return cls(**json.loads(path.read_text())) if path.exists() else None
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None

@@ -14,12 +14,12 @@ def say(stage: str) -> None:
         return
     with suppress(OSError):
         partial = Path(folder, f"{_FILE}.{os.getpid()}")
-        partial.write_text(stage)
+        partial.write_text(stage, encoding="utf-8")
         partial.replace(Path(folder, _FILE))
 
 
 def read(folder: Path) -> str | None:
     """The line; None where nothing was said yet."""
     with suppress(OSError):
-        return (folder / _FILE).read_text()
+        return (folder / _FILE).read_text(encoding="utf-8")
     return None

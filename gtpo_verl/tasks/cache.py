@@ -24,7 +24,7 @@ def content_key(parts: dict[str, Any], modules: Sequence[ModuleType], packages: 
     """
     described = {
         "parts": parts,
-        "sources": [Path(str(module.__file__)).read_text() for module in modules],
+        "sources": [Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules],
         "packages": {package: metadata.version(package) for package in packages},
     }
     text = json.dumps(described, sort_keys=True, default=dataclasses.asdict)
@@ -66,7 +66,7 @@ def exclusive(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterato
         waiting: called once if another process holds the lock.
     """
     while True:
-        with path.open("a") as handle:
+        with path.open("a", encoding="utf-8") as handle:
             try:
                 # The kernel drops the lock with the process, so that a killed run blocks nobody.
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

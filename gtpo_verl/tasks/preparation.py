@@ -74,7 +74,7 @@ def prepare_arithmetic(
         data_files.write_data_file(arithmetic.rows("train", train_problems, seed, task), prepared.train)
         data_files.write_data_file(arithmetic.rows("validation", val_problems, seed, task), prepared.val)
         result = _warmed_up(prepared.model, seed, model_config, warmup, task, threads, progress)
-        (folder / "warmup.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        (folder / "warmup.json").write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
 
     return Prepared.within(build_once(Path(cache_dir), f"arithmetic-{key}", build))
 

@@ -17,6 +17,7 @@ import wrapt
 from gtpo_verl.configuration.preparation import ENGINE_VENDOR
 from gtpo_verl.entropy import logprob_entropy
 from gtpo_verl.verl_plugin import jagged
+from gtpo_verl.verl_plugin.restoring import configured
 
 _FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
 _BACKENDS = ["fsdp", "fsdp2"]
@@ -53,10 +54,20 @@ def _register(fsdp: ModuleType) -> None:
 class FusedEntropy:
     """What differs from verl's ``FSDPEngineWithLMHead``, as a mixin, so that verl is imported only when it is used."""
 
+    optimizer: Any
+    optimizer_config: Any
+    lr_scheduler: Any
+
     def initialize(self) -> None:
         """As verl's, and batches are handled by `jagged` from here on."""
         jagged.install_in_workers()
         super().initialize()  # type: ignore[misc]
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """As verl's, and the optimizer's options stay those of the configuration."""
+        others = self.optimizer_config.override_optimizer_config or {} if self.optimizer_config else {}
+        with configured(self.optimizer, self.lr_scheduler, others):
+            super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Callable | None

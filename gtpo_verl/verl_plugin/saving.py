@@ -3,7 +3,6 @@ again. verl saves first, so that a step could be missing from the curve for ever
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -50,7 +49,7 @@ def save_and_keep_last(save: Callable[[], None], config: DictConfig, step: int) 
     if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
         save()  # Megatron's: is not written yet when this returns, and named later
         return
-    checkpoints = CheckpointFolder(Path(config.trainer.default_local_dir))
+    checkpoints = CheckpointFolder.of_run(config, reads=False)
     keep = checkpoints_to_keep(config)
     checkpoints.set_aside(step)
     with _without_verls_limit(config.trainer):

@@ -144,7 +144,7 @@ class GtpoTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         if self.config.trainer.resume_mode == "auto":
-            CheckpointFolder(Path(self.config.trainer.default_local_dir)).mend()
+            CheckpointFolder.of_run(self.config).mend()
         elif self.config.trainer.resume_from_path:
             # verl reads the step from the end of the text, where a slash may stand.
             self.config.trainer.resume_from_path = str(Path(self.config.trainer.resume_from_path))

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-# `training_run` and the brute-force reference lie where pytest's importlib mode does not look.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "algorithms")]
+# `training_run`, `actors` and the brute-force reference lie where pytest's importlib mode does not look.
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    *(str(Path(__file__).parents[1] / name) for name in ("algorithms", "run_folder")),
+]
 import presets_in_turn as in_turn  # noqa: E402
 from training_run import Run  # noqa: E402
 

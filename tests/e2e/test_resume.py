@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from actors import write_actor
 from omegaconf import OmegaConf
 from training_run import COMMAND, SMALL, Run
 
@@ -22,6 +23,7 @@ TWO_STEPS_AN_EPOCH = [
     "actor_rollout_ref.rollout.n=4",
     "trainer.rollout_data_dir=rollouts",
 ]
+LOWER = "actor_rollout_ref.actor.optim.lr=1e-6"
 SAVE_EACH = ["trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=2"]
 
 
@@ -43,7 +45,8 @@ def stopped_twice(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Stopped within the first epoch, after step 1, and at its end, after step 2; gone on until 4."""
     run = Run(tmp_path_factory.mktemp("resumed"))
     for step in (1, 2, 4):
-        train_until(run, step, *SAVE_EACH, "trainer.logger=[console,file,tensorboard,wandb]", WANDB_MODE="offline")
+        others = ["trainer.logger=[console,file,tensorboard,wandb]", *([LOWER] if step == 4 else [])]
+        train_until(run, step, *SAVE_EACH, *others, WANDB_MODE="offline")
     return run
 
 
@@ -56,6 +59,14 @@ def test_goes_on_within_an_epoch_and_in_the_next(stopped_twice: Run) -> None:
     assert not set(seen[1]) & set(seen[2])
     assert sorted(seen[1] + seen[2]) == sorted(seen[3] + seen[4])  # an epoch is an epoch
     assert seen[1] not in (seen[3], seen[4])  # in another order than the one before
+
+
+def test_a_learning_rate_that_is_changed_holds(stopped_twice: Run) -> None:
+    """The checkpoint holds the old one, in the optimizer's options and in the schedule."""
+    rates = [record["data"]["actor/lr"] for record in stopped_twice.metrics()]
+    assert rates == [5e-4, 5e-4, 1e-6, 1e-6]
+    assert "actor_rollout_ref.actor.optim.lr: 0.0005 -> 1e-06" in stopped_twice.terminal
+    assert "      lr: 1.0e-06\n" in (stopped_twice.run_dir() / "config.yaml").read_text()
 
 
 def test_trackers_log_what_the_metrics_file_holds(stopped_twice: Run) -> None:
@@ -132,7 +143,7 @@ def test_is_evaluated_as_it_validates(stopped_twice: Run, tmp_path: Path) -> Non
 def test_a_finished_run_keeps_the_configuration_that_it_was_trained_with(tmp_path: Path) -> None:
     run = Run(tmp_path)
     folder = tmp_path / "runs/arithmetic/gtpo_v1-seed1"
-    (folder / "checkpoints/global_step_4/actor").mkdir(parents=True)
+    write_actor(folder / "checkpoints/global_step_4/actor")
     torch.save({}, folder / "checkpoints/global_step_4/data.pt")
     (folder / "checkpoints/latest_checkpointed_iteration.txt").write_text("4")
     (folder / "config.yaml").write_text("as it was")

@@ -1,4 +1,5 @@
 import string
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,9 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gtpo_verl.configuration.composition import compose_config
+
+# `actors` lies where pytest's importlib mode does not look.
+sys.path.insert(0, str(Path(__file__).parents[1] / "run_folder"))
 
 Configured = Callable[..., DictConfig]
 

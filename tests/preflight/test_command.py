@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from actors import write_actor
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.preflight.command import check, preflight, refuse_unfit
@@ -236,7 +237,7 @@ def test_a_model_that_is_elsewhere_is_described_by_its_scale(capsys: pytest.Capt
 def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfig, tmp_path: Path) -> None:
     folder = tmp_path / "run/checkpoints"
     for step in (8, 16, 24):  # the last one of a run that went further
-        (folder / f"global_step_{step}/actor").mkdir(parents=True)
+        write_actor(folder / f"global_step_{step}/actor")
         torch.save({}, folder / f"global_step_{step}/data.pt")
     (folder / "latest_checkpointed_iteration.txt").write_text("16")
     config.trainer.total_training_steps = 100

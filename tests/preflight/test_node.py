@@ -12,6 +12,7 @@ from gtpo_verl.preflight.node import (
     collect,
     existing_folder,
     folder_problem,
+    gpu_memory,
     versions,
 )
 
@@ -100,3 +101,28 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
     problem = folder_problem(Path("/proc/self"))
     assert problem is not None
     assert problem.startswith("/proc/self is not writable")
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted"),
+    [(None, 4), ("2,3", 2), ("GPU-1bb", 1), ("", 0), ("NoDevFiles", 0), ("3,7,0", 1)],
+)
+def test_gpus_that_a_scheduler_leaves_to_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, counted: int
+) -> None:
+    """Of four cards of 10, 11, 12 and 13 GiB, as `nvidia-smi` lists them, which heeds no variable."""
+    sizes = [10, 11, 12, 13]
+    lines = "".join(f"{i}, GPU-{i}bb-5, {size * 1024}\n" for i, size in enumerate(sizes))
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_memory() == [size * 2**30 for size in sizes]
+    chosen = gpu_memory(visible=True)
+    assert chosen is not None
+    assert len(chosen) == counted
+    if visible == "2,3":
+        assert chosen == [12 * 2**30, 13 * 2**30]

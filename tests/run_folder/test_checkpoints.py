@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import actors
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -22,9 +23,7 @@ def folder(tmp_path: Path) -> CheckpointFolder:
 
 
 def write_actor(folder: CheckpointFolder, step: int, mark: str = "") -> None:
-    actor = folder.of_step(step) / "actor"
-    actor.mkdir(parents=True, exist_ok=True)
-    (actor / "model_world_size_1_rank_0.pt").write_text(f"{step}{mark}")
+    actors.write_actor(folder.of_step(step) / "actor", mark=f"{step}{mark}")
 
 
 def write(folder: CheckpointFolder, step: int, mark: str = "") -> None:
@@ -50,7 +49,7 @@ def steps(folder: CheckpointFolder) -> list[int]:
 
 
 def content(folder: CheckpointFolder, step: int) -> str:
-    return (folder.of_step(step) / "actor/model_world_size_1_rank_0.pt").read_text()
+    return actors.mark_of(folder.of_step(step) / "actor")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,9 @@ def test_verl_goes_on_from_a_path_as_it_is_typed(folder: CheckpointFolder, endin
 
     save(folder, 3, None)
     path = f"{folder.of_step(3)}{ending}"
-    config = trainer(folder, resume_mode="resume_path", resume_from_path=path, del_local_ckpt_after_load=False)
+    config = trainer(
+        folder, resume_mode="resume_path", resume_from_path=path, del_local_ckpt_after_load=False, n_gpus_per_node=1
+    )
     check_resume(config)
     resumed = object.__new__(GtpoTrainer)
     resumed.config, resumed.trainer_mode, resumed.use_critic = config, "sync", False

@@ -3,7 +3,7 @@
 tests/e2e/test_resume.py converts the checkpoint of a real run.
 """
 
-import os
+import json
 import shutil
 import signal
 import subprocess
@@ -20,60 +20,19 @@ pytestmark = pytest.mark.timeout(600)
 CASES = ["untied-fsdp2", "tied-fsdp2", "untied-fsdp"]
 
 
-def save_models(folder: Path) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from gtpo_verl.tasks.tiny_model import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    torch.manual_seed(1)
-    for name in ("tied", "untied"):
-        config = Qwen2Config(
-            vocab_size=len(tokenizer) | 1,  # odd: the ranks hold parts of unlike sizes
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=name == "tied",
-        )
-        Qwen2ForCausalLM(config).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models, and the actors of two ranks that loaded them."""
-    folder = tmp_path_factory.mktemp("saved")
-    save_models(folder)
-    script = str(Path(__file__).with_name("checkpoint_process.py"))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script, str(folder), str(rank), "2"],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said[0][-4000:]
-    return folder
-
-
 @pytest.fixture
 def actor(saved: Path, tmp_path: Path) -> Path:
     """A copy to be damaged."""
-    return Path(shutil.copytree(saved / "untied-fsdp2/actor", tmp_path / "checkpoints/global_step_3/actor"))
+    return Path(
+        shutil.copytree(saved / "untied-fsdp2/global_step_1/actor", tmp_path / "checkpoints/global_step_3/actor")
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_is_the_model_that_the_ranks_hold(saved: Path, tmp_path: Path, case: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    output = convert(saved / case, tmp_path / "deep/model")
+    output = convert(saved / case / "global_step_1", tmp_path / "deep/model")
     original = AutoModelForCausalLM.from_pretrained(saved / case.split("-")[0], dtype=torch.bfloat16)
     converted = AutoModelForCausalLM.from_pretrained(output, dtype="auto")
     assert converted.dtype == torch.bfloat16
@@ -179,3 +138,116 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
+
+
+ADAPTERS = ["adapter-fsdp2", "adapter-fsdp", "adapter-tied", "adapter-of-some", "adapter-alone"]
+
+
+def put_config(case: Path, **model) -> None:
+    """`config.yaml` of the run, where a run's checkpoints lie: two folders above `actor`."""
+    case.mkdir(exist_ok=True)
+    (case / "config.yaml").write_text(json.dumps({"actor_rollout_ref": {"model": model}}))
+
+
+def adapted_run(saved: Path, folder: Path, case: str, **model) -> Path:
+    """A run's folder with this actor's checkpoint in it, and a configuration."""
+    run = folder / "run"
+    shutil.copytree(saved / case / "global_step_1", run / "checkpoints/global_step_1")
+    put_config(run, **model)
+    return run
+
+
+def by_hand(saved: Path, case: str, alpha: float) -> dict[str, torch.Tensor]:
+    """W + alpha / r B A of every weight, in fp32, from the shards."""
+    from transformers import AutoModelForCausalLM
+
+    actor = saved / case / "global_step_1/actor"
+    shards = [torch.load(actor / f"model_world_size_2_rank_{rank}.pt", weights_only=False) for rank in range(2)]
+    whole = {
+        name: torch.cat([shard[name].to_local() for shard in shards], dim=shards[0][name].placements[0].dim)
+        for name in shards[0]
+    }
+    base = AutoModelForCausalLM.from_pretrained(
+        saved / ("tied" if case == "adapter-tied" else "untied"), dtype=torch.float32
+    )
+    expected = dict(base.state_dict())
+    adapters = {name for name in whole if "lora_A" in name}
+    assert adapters
+    for name in adapters:
+        a, b = whole[name], whole[name.replace("lora_A", "lora_B")]
+        key = name.removeprefix("base_model.model.").replace(".lora_A.default.weight", ".weight")
+        expected[key] = expected[key] + alpha / a.shape[0] * (b @ a)
+    return expected
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_an_adapter_is_in_the_weights(saved: Path, tmp_path: Path, case: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    base = saved / ("tied" if case == "adapter-tied" else "untied")
+    run = adapted_run(saved, tmp_path, case, path=str(base), lora_rank=4, lora_alpha=10)
+    output = convert(run / "checkpoints/global_step_1", tmp_path / "model")
+    converted = AutoModelForCausalLM.from_pretrained(output, dtype="auto").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).state_dict()
+    expected = by_hand(saved, case, alpha=10)
+    assert converted.keys() == expected.keys()
+    adapted = {name for name, weight in converted.items() if not torch.equal(weight, before[name])}
+    assert len(adapted) == (2 * 2 if case == "adapter-of-some" else 2 * 7)
+    for name, weight in converted.items():
+        # Rounded once: half a unit in the last of bfloat16's 8 digits.
+        torch.testing.assert_close(weight.float(), expected[name], rtol=2**-8, atol=1e-6)
+    assert not (output / "lora_adapter").exists()
+
+
+@pytest.mark.parametrize("written", [None, 0, 10])
+def test_what_an_adapter_is_scaled_by_is_never_guessed(saved: Path, tmp_path: Path, written: int | None) -> None:
+    """verl writes 0, or nothing, where it does not know; and cuts 10.5 to 10."""
+    from transformers import AutoModelForCausalLM
+
+    run = adapted_run(saved, tmp_path, "adapter-fsdp2", lora_rank=4, lora_alpha=10.5)
+    meta = run / "checkpoints/global_step_1/actor/lora_train_meta.json"
+    meta.unlink() if written is None else meta.write_text(json.dumps({"r": 4, "lora_alpha": written}))
+    output = convert(run / "checkpoints/global_step_1", tmp_path / "model")
+    converted = AutoModelForCausalLM.from_pretrained(output, dtype="auto").state_dict()
+    for name, weight in by_hand(saved, "adapter-fsdp2", alpha=10.5).items():
+        torch.testing.assert_close(converted[name].float(), weight, rtol=2**-8, atol=1e-6)
+
+    (run / "config.yaml").unlink()
+    if written:
+        return
+    with pytest.raises(ValueError, match=r"lora_train_meta\.json: .*lora_alpha"):
+        convert(run / "checkpoints/global_step_1", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"lora_alpha": "x"}'])
+def test_a_damaged_scale_is_named(saved: Path, tmp_path: Path, content: str) -> None:
+    run = adapted_run(saved, tmp_path, "adapter-fsdp2", lora_alpha=10)
+    (run / "checkpoints/global_step_1/actor/lora_train_meta.json").write_text(content)
+    with pytest.raises(ValueError, match=r"lora_train_meta\.json: "):
+        convert(run / "checkpoints/global_step_1", tmp_path / "model")
+
+
+def test_an_adapter_alone_needs_the_model_under_it(saved: Path, tmp_path: Path) -> None:
+    for given in ({}, {"path": str(tmp_path / "nowhere")}):
+        run = adapted_run(saved, tmp_path / str(len(given)), "adapter-alone", lora_alpha=10, **given)
+        with pytest.raises(FileNotFoundError, match=r"actor_rollout_ref\.model\.path.* is not there"):
+            convert(run / "checkpoints/global_step_1", tmp_path / "model")
+
+
+@pytest.mark.parametrize("change", ["one missing", "one too many", "another shape"])
+def test_weights_that_are_not_the_models_are_refused(actor: Path, tmp_path: Path, change: str) -> None:
+    """transformers would leave them out, or make them up."""
+    for shard in actor.glob("model_world_size_2_rank_*.pt"):
+        weights = torch.load(shard, weights_only=False)
+        name = "model.layers.1.mlp.up_proj.weight"
+        if change == "one too many":
+            weights["model.layers.1.mlp.side_proj.weight"] = weights[name]
+        elif change == "one missing":
+            del weights[name]
+        else:
+            weights[name] = weights["model.embed_tokens.weight"]
+        torch.save(weights, shard)
+    with pytest.raises(ValueError, match=r"the weight model\.layers\.1\.mlp\.(up|side)_proj\.weight is "):
+        convert(actor.parent, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

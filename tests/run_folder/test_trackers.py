@@ -16,7 +16,7 @@ from gtpo_verl.run_folder.trackers import PACKAGES, WITHOUT_PACKAGE, check_track
 
 pytestmark = pytest.mark.timeout(600)
 
-LOGINS = ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "NETRC"]
+LOGINS = ["WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_CONFIG_DIR", "NETRC"]
 LOGINS += ["SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_ROOT", "SWANLAB_SAVE_DIR"]
 
 
@@ -169,26 +169,74 @@ def test_an_unknown_backend_is_named() -> None:
         check_trackers("tensorbord")
 
 
+REFUSED = r"trainer\.logger=wandb finds no log-in: export WANDB_API_KEY.*WANDB_MODE=offline"
+
+
 @pytest.mark.usefixtures("nobody")
 def test_no_log_in() -> None:
-    with pytest.raises(ValueError, match=r"trainer\.logger=wandb finds no log-in: export WANDB_API_KEY.*WANDB_MODE"):
+    with pytest.raises(ValueError, match=REFUSED):
         check_trackers(["wandb"])
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("WANDB_MODE", "offline"), ("WANDB_MODE", "disabled"), ("WANDB_API_KEY", "0" * 40)]
+    ("name", "value"),
+    [("WANDB_MODE", "offline"), ("WANDB_MODE", "disabled"), ("WANDB_MODE", "dryrun"), ("WANDB_API_KEY", "0" * 40)],
 )
 def test_a_log_in_by_a_variable(nobody: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     check_trackers(["wandb"])
 
 
+@pytest.mark.parametrize("value", ["short", "0" * 39 + "!", "has a space" * 4])
+def test_a_key_that_is_none_is_refused(nobody: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", value)
+    with pytest.raises(ValueError, match=REFUSED) as error:
+        check_trackers(["wandb"])
+    assert value not in str(error.value)
+
+
 @pytest.mark.parametrize("name", [".netrc", "elsewhere"])
 def test_a_log_in_by_a_file(nobody: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    (nobody / name).touch()
+    (nobody / name).write_text(f"machine api.wandb.ai\n  login user\n  password {'0' * 40}\n")
+    (nobody / name).chmod(0o600)
     if name == "elsewhere":
         monkeypatch.setenv("NETRC", str(nobody / name))
     check_trackers(["wandb"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        f"machine github.com\n  login user\n  password {'0' * 40}\n",
+        "machine api.wandb.ai\n",
+        "no netrc at all",
+        "\x00\x01",
+    ],
+)
+def test_a_file_without_a_log_in_is_none(nobody: Path, content: str) -> None:
+    (nobody / ".netrc").write_text(content)
+    with pytest.raises(ValueError, match=REFUSED):
+        check_trackers(["wandb"])
+
+
+def test_a_log_in_at_another_server_is_none(nobody: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nobody / ".netrc").write_text(f"machine wandb.company.example\n  login user\n  password {'0' * 40}\n")
+    with pytest.raises(ValueError, match=REFUSED):
+        check_trackers(["wandb"])
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.company.example")
+    check_trackers(["wandb"])
+
+
+@pytest.mark.usefixtures("nobody")
+def test_offline_by_the_command(tmp_path: Path) -> None:
+    """`wandb offline` writes a file of settings; `wandb online` takes it back."""
+    wandb = Path(sys.executable).with_name("wandb")
+    subprocess.run([wandb, "offline"], check=True, capture_output=True)
+    check_trackers(["wandb"])
+    subprocess.run([wandb, "online"], check=True, capture_output=True)
+    with pytest.raises(ValueError, match=REFUSED):
+        check_trackers(["wandb"])
 
 
 def test_what_the_user_exports_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -133,3 +133,86 @@ def test_versions_of_ray_agree() -> None:
     version = locked.removeprefix("ray==")
     assert yaml.safe_load((ROOT / "scripts/kuberay/cluster.yaml").read_text())["spec"]["rayVersion"] == version
     assert f'"ray[default]=={version}"' in (ROOT / "Dockerfile").read_text()
+
+
+READY = {**PATHS, "RUNS_DIR": "/mnt/runs"}
+
+
+def fake_ray(folder: Path, version: str) -> str:
+    """A `ray` of this version that writes its arguments, one a line, and the shell's exceptions from its proxy."""
+    script = folder / "bin/ray"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo "ray, version {version}"; exit; fi\n'
+        f'printf "%s\\n" "$@" > {folder}/arguments\n'
+        f'echo "$NO_PROXY $no_proxy" > {folder}/exceptions\nexit ${{EXIT:-0}}\n'
+    )
+    script.chmod(0o755)
+    return f"{script.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def submit(folder: Path, version: str = "99.0.0", **variables: str) -> subprocess.CompletedProcess:
+    """The script alone, where no .venv comes first in the path."""
+    script = folder / "scripts/submit.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text((ROOT / "scripts/submit.sh").read_text())
+    script.chmod(0o755)
+    return run(script, **{**READY, "RAY_ADDRESS": "http://head:8265", "PATH": fake_ray(folder, version), **variables})
+
+
+def minimum() -> str:
+    (line,) = [line for line in (ROOT / "scripts/submit.sh").read_text().splitlines() if line.startswith("minimum=")]
+    return line.removeprefix("minimum=")
+
+
+@pytest.mark.parametrize("version", ["2.9.3", "2.41.0", "2.54.0"])
+def test_a_ray_that_breaks_quotes_is_refused(tmp_path: Path, version: str) -> None:
+    result = submit(tmp_path, version)
+    assert result.returncode == 1
+    assert result.stderr == (
+        f"error: ray {version} takes the quotes from a job's arguments: pip install 'ray[default]>={minimum()}'\n"
+    )
+    assert not (tmp_path / "arguments").exists()
+
+
+@pytest.mark.parametrize("version", ["minimum", "2.60.0", "2.100.1", "3.0.0"])
+def test_a_ray_that_keeps_them_is_used(tmp_path: Path, version: str) -> None:
+    result = submit(tmp_path, minimum() if version == "minimum" else version, MODEL_PATH="/mnt/a b/it's")
+    assert result.returncode == 0, result.stderr
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert "actor_rollout_ref.model.path='/mnt/a b/it\\'s'" in arguments
+
+
+def test_the_declared_minimum_is_the_one_that_is_checked() -> None:
+    declared = f"ray[default]>={minimum()}"
+    assert declared in (ROOT / "requirements/cpu.in").read_text().splitlines()
+    assert f'"{declared}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_installed_ray_keeps_quotes() -> None:
+    """As the command line of `ray job submit` joins them (ray/dashboard/modules/job/cli.py)."""
+    import inspect
+
+    from ray.dashboard.modules.job import cli
+
+    assert "shlex.join(entrypoint)" in inspect.getsource(cli)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "http://localhost:8265", "http://[::1]:8265/"])
+def test_a_proxy_does_not_stand_before_this_machine(tmp_path: Path, address: str) -> None:
+    result = submit(tmp_path, RAY_ADDRESS=address, http_proxy="http://proxy:3128", NO_PROXY="a.example")
+    assert result.returncode == 0, result.stderr
+    host = address.removeprefix("http://").rstrip("/").rsplit(":", 1)[0].strip("[]")
+    assert (tmp_path / "exceptions").read_text() == f"a.example,{host} a.example,{host}\n"
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
+def test_a_proxy_is_named_where_a_submission_fails(tmp_path: Path, variable: str) -> None:
+    result = submit(tmp_path, EXIT="7", **{variable: "http://proxy:3128"})
+    assert result.returncode == 7
+    assert "through a proxy (http_proxy); NO_PROXY=head reaches it directly" in result.stderr
+
+
+def test_a_failing_submission_without_a_proxy_says_nothing_of_one(tmp_path: Path) -> None:
+    result = submit(tmp_path, EXIT="7")
+    assert (result.returncode, result.stderr) == (7, "")
