@@ -1,10 +1,11 @@
-"""The command line: `gtpo-verl train | preflight | config | quickstart | prepare | data | report | convert`."""
+"""The command line: `gtpo-verl COMMAND`, of which `gtpo-verl --help` has the list."""
 
 import argparse
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gtpo_verl import tasks
 from gtpo_verl.runtime.caches import cache_variables
@@ -67,15 +68,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.add_argument("--output", default="report", help="folder for figures (PNG, SVG), report.html and report.json")
     report.set_defaults(run=_report)
 
+    inspect = commands.add_parser("inspect", help="a page that shows the credit of each token, from a run's token dump")
+    # `options.run` is what a command does.
+    inspect.add_argument("folder", metavar="RUN", help="a run's folder, or one of dumps (gtpo_verl.token_dump_dir)")
+    inspect.add_argument("--step", type=int, action="append", default=[], help="this one alone; can be repeated")
+    inspect.add_argument("--prompt", metavar="TEXT", help="only groups whose prompt contains TEXT")
+    inspect.add_argument("--groups", type=int, default=8, help="the most groups of a step; 8 by default")
+    inspect.add_argument("-o", "--output", default="inspect.html", help="the page to write; inspect.html by default")
+    inspect.set_defaults(run=_inspect)
+
     convert = commands.add_parser("convert", help="a checkpoint's actor as a Hugging Face model, in bfloat16")
     convert.add_argument("checkpoint", help="checkpoints/global_step_N, or a run's folder for its latest")
     convert.add_argument("output", help="folder to write, which must not exist")
     convert.set_defaults(run=_convert)
 
+    _add_eval(commands)
+
     hold_to_terminal()
     options = parser.parse_args(arguments)
     os.environ.update({**cache_variables(), **direct_loopback()})
     return options.run(options)
+
+
+def _add_eval(commands: Any) -> None:
+    evaluate = commands.add_parser("eval", help="mean@n, pass@k and majority@k of models on held-out problems, by vLLM")
+    evaluate.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL_OR_RUN",
+        help="Hugging Face folder, hub name, run's folder (its last checkpoint), RUN@STEP; LABEL= may stand before",
+    )
+    evaluate.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        help="data sets of `gtpo-verl data`, or parquet, JSON or JSON lines in verl's form or with problem and answer",
+    )
+    evaluate.add_argument("--n", type=int, default=32, help="samples of each problem; 32 by default")
+    evaluate.add_argument("--k", type=int, nargs="+", help="of pass@k and maj@k; 1, 2, 4, ... and n by default")
+    evaluate.add_argument("--out", help="folder of responses and summary.json; evals/<data> by default")
+    sampling = evaluate.add_argument_group("sampling", "as a run validates; without one temperature 1, top-p 1")
+    sampling.add_argument("--temperature", type=float)
+    sampling.add_argument("--top-p", type=float)
+    sampling.add_argument("--top-k", type=int)
+    sampling.add_argument("--max-tokens", type=int, help="of a response; at most 20480 by default")
+    sampling.add_argument("--seed", type=int, help="0 by default")
+    sampling.add_argument("--dtype", help="auto, bfloat16, float16 or float32")
+    sampling.add_argument("--template", help="prompt with {problem} for files with problem and answer, or its file")
+    sampling.add_argument("--chat-template", help="file with a chat template for all models")
+    evaluate.add_argument("--reward", help="PATH or PATH:NAME of the reward function; a run's own by default")
+    evaluate.add_argument("--gpus", type=int, help="how many; all by default, 0 for the CPU")
+    evaluate.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of one engine; 1 by default")
+    evaluate.add_argument("--gpu-memory", type=float, default=0.9, help="share that vLLM takes; 0.9 by default")
+    evaluate.add_argument("--data-dir", default="data", help="where data sets are found, or made")
+    evaluate.add_argument("--cache-dir", default=".cache/gtpo-verl", help="where checkpoints are converted")
+    evaluate.set_defaults(run=_eval)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -149,6 +196,23 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _inspect(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gtpo_verl.inspect.command import inspect
+    from gtpo_verl.inspect.responses import InspectError
+
+    try:
+        shown = inspect(Path(options.folder), Path(options.output), options.step, options.prompt, options.groups)
+    except (InspectError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if shown.omitted:
+        print(f"left out, to keep the page small: steps {', '.join(map(str, shown.omitted))}", file=sys.stderr)
+    print(shown.path)
+    return 0
+
+
 def _convert(options: argparse.Namespace) -> int:
     from pathlib import Path
 
@@ -162,6 +226,33 @@ def _convert(options: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from gtpo_verl.evaluation.command import Request, main
+
+    # As Ctrl-C does: what was sampled is written, and the engines end.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    chosen = ("temperature", "top_p", "top_k", "max_tokens", "seed", "dtype")
+    request = Request(
+        models=options.models,
+        data=options.data,
+        n=options.n,
+        ks=options.k,
+        out=None if options.out is None else Path(options.out),
+        template=options.template,
+        chat_template=None if options.chat_template is None else Path(options.chat_template),
+        reward=options.reward,
+        sampling={name: getattr(options, name) for name in chosen},
+        gpus=options.gpus,
+        tensor_parallel=options.tensor_parallel,
+        gpu_memory=options.gpu_memory,
+        data_dir=Path(options.data_dir),
+        cache_dir=Path(options.cache_dir),
+    )
+    return main(request)
 
 
 if __name__ == "__main__":

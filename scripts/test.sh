@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 markers="not gpu and not slow"
 if [ "${1:-}" = --all ]; then markers="not gpu"; shift; fi
-# The report's page is tested in a real browser. Better said now than by a failed test in an hour.
+# The pages of report and inspect are tested in a real browser. Better said now than by a failed test in an hour.
 if [ "$markers" = "not gpu" ] && [ $# -eq 0 ] &&
   ! command -v chromium chromium-browser google-chrome google-chrome-stable > /dev/null; then
   echo "error: --all needs Chromium: apt-get install -y --no-install-recommends chromium" >&2

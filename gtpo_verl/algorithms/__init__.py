@@ -1,12 +1,18 @@
 """GTPO and GRPO-S (arXiv 2508.04349) in pure PyTorch, for any trainer.
 
 `compute_advantages` is the core, for flat tensors without padding; `compute_padded_advantages` wraps it for padded
-tensors.
+tensors. `shaped_rewards` are what it is made from, `group_advantages` is DAPO's, to compare with.
 `gtpo_loss`, `grpo_s_loss` and `grpo_s_geometric_loss` are the losses, `GtpoConfig` holds every option.
 `forking_tokens` is of another paper (arXiv 2506.01939), to compare with or to combine.
 """
 
-from gtpo_verl.algorithms.advantages import AdvantageResult, compute_advantages
+from gtpo_verl.algorithms.advantages import (
+    AdvantageResult,
+    ShapedRewards,
+    compute_advantages,
+    group_advantages,
+    shaped_rewards,
+)
 from gtpo_verl.algorithms.checks import needs_groups, refuse_kl_in_reward, unfitting_pair, unused_keys
 from gtpo_verl.algorithms.config import (
     ClipConfig,
@@ -31,16 +37,19 @@ __all__ = [
     "GtpoConfig",
     "LengthPenaltyConfig",
     "NormalizeConfig",
+    "ShapedRewards",
     "SuccessConfig",
     "compute_advantages",
     "compute_padded_advantages",
     "forking_tokens",
+    "group_advantages",
     "grpo_s_geometric_loss",
     "grpo_s_loss",
     "gtpo_loss",
     "gtpo_section",
     "needs_groups",
     "refuse_kl_in_reward",
+    "shaped_rewards",
     "unfitting_pair",
     "unused_keys",
 ]

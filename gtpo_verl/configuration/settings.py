@@ -20,7 +20,11 @@ class RecipeSettings:
         poll_interval: seconds between two looks at TransferQueue while rollouts run; verl's own value is 2.
         stall_timeout: seconds in which nothing moves (no response comes, a phase of the step does not end) after which
             the run is ended, with what it waited for; above the longest phase that is to be expected. 0: no limit.
-        token_dump_dir: if set, every step writes the actor's tokens, entropies and advantages there.
+        token_dump_freq: steps between two dumps of what the actor is trained on, token by token, for
+            `gtpo-verl inspect`; -1: none.
+        token_dump_dir: where they lie, a file a step; in `tokens` of the run's folder by default.
+        token_dump_groups: the most groups of a step that are dumped, those with right and wrong responses first.
+        token_dump_max_gib: the most space of all files together; the oldest are deleted, the newest one stays.
         probe_reward: call the reward function once, before anything starts, to see that it gives the metric that
             decides right and wrong. Turn it off where a call costs something.
         min_free_disk_gib: refuse to start with less free space under `run_dir`.
@@ -39,7 +43,10 @@ class RecipeSettings:
     fast_rollout: bool = True
     poll_interval: float = 2.0
     stall_timeout: float = 7200.0
+    token_dump_freq: int = -1
     token_dump_dir: str | None = None
+    token_dump_groups: int = 8
+    token_dump_max_gib: float = 1.0
     probe_reward: bool = True
     min_free_disk_gib: float = 1.0
     preflight: bool = True
@@ -67,4 +74,18 @@ class RecipeSettings:
             raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
         if given.get("stall_timeout", 0) < 0:
             raise ValueError(f"gtpo_verl.stall_timeout = {given['stall_timeout']} must not be negative (seconds)")
-        return cls(**given)
+        settings = cls(**given)
+        _check_token_dump(settings)
+        return settings
+
+
+def _check_token_dump(settings: RecipeSettings) -> None:
+    freq, groups, limit = settings.token_dump_freq, settings.token_dump_groups, settings.token_dump_max_gib
+    if not isinstance(freq, int) or not (freq == -1 or freq > 0):
+        raise ValueError(f"gtpo_verl.token_dump_freq = {freq} must be a number of steps, or -1 for no dump")
+    if freq > 0 and not settings.token_dump_dir:
+        raise ValueError(f"gtpo_verl.token_dump_dir must be set, as gtpo_verl.token_dump_freq = {freq}")
+    if not isinstance(groups, int) or groups < 1:
+        raise ValueError(f"gtpo_verl.token_dump_groups = {groups} must be a number of groups of at least 1")
+    if not isinstance(limit, int | float) or limit <= 0:
+        raise ValueError(f"gtpo_verl.token_dump_max_gib = {limit} must be positive (GiB)")

@@ -107,7 +107,7 @@ def _count_rows(
     index = 0
     ungradable: list[str] = []
     for row in rows([column for column in (*needed, "extra_info") if column in column_names]):
-        problem = _problem_with(row, prompt_key, data_source_key, problem_with_truth is not None)
+        problem = problem_with_row(row, prompt_key, data_source_key, problem_with_truth is not None)
         if problem:
             raise DataFileError(f"{path}: row {index}: {problem}")
         if problem_with_truth and (reason := problem_with_truth(row["reward_model"]["ground_truth"])):
@@ -122,7 +122,12 @@ def _count_rows(
     return index
 
 
-def _problem_with(row: Mapping[str, Any], prompt_key: str, data_source_key: str, graded: bool) -> str | None:
+def problem_with_row(row: Mapping[str, Any], prompt_key: str, data_source_key: str, graded: bool = True) -> str | None:
+    """Return what keeps a row from verl's form (see `check_data_file`), None if nothing does.
+
+    Args:
+        graded: whether our reward judges it, which takes truths that are text or numbers.
+    """
     if not isinstance(row[data_source_key], str) or not row[data_source_key]:
         return f"{data_source_key} is not a text"
     prompt = row[prompt_key]

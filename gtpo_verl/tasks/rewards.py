@@ -15,6 +15,11 @@ NO_ANSWER = "<none>"
 _PREDICTION_CHARS = 64
 
 
+def knows(data_source: str) -> bool:
+    """Return whether a data source is one of the tasks'."""
+    return data_source == arithmetic.DATA_SOURCE or data_source.startswith(reasoning.DATA_SOURCE_PREFIX)
+
+
 def compute_score(
     data_source: str,
     solution_str: str,

@@ -27,7 +27,7 @@ class ActorWatch:
         if not ray.is_initialized():
             return None
         table = state.actors(job_id=self._job)
-        dead = [actor for key, actor in self._known.items() if _is_lost(actor, table.get(key))]
+        dead = [table.get(key, actor) for key, actor in self._known.items() if _is_lost(actor, table.get(key))]
         self._remember(table)  # some start while the first responses are awaited
         if not dead:
             return None

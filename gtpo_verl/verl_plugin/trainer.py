@@ -28,7 +28,7 @@ from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.run_watch import RunWatch
 from gtpo_verl.verl_plugin.stages import StageOfLog
-from gtpo_verl.verl_plugin.token_dump import dump_tokens
+from gtpo_verl.verl_plugin.token_dump import TokenDump
 from gtpo_verl.verl_plugin.transfer import Batch
 
 logger = logging.getLogger(__name__)
@@ -116,21 +116,21 @@ class GtpoTrainer(PPOTrainerSync):
             batch = super()._compute_advantage(batch, metrics)
         if forks(self.config):
             batch = keep_forking_tokens(batch, ForkingConfig.from_algorithm(self.config.algorithm), metrics)
+        # Before the update, so that the step is there to be looked at when the update fails.
+        TokenDump(self.config, self.settings).write(batch, self.global_steps, self.tokenizer)
         return batch
 
     def _update_actor(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         self.watch.enter_phase("update")
-        batch = super()._update_actor(transfer.for_update(batch) if self._reads_text_alone else batch, metrics)
-        if self.settings.token_dump_dir is not None:
-            rollout_log_probs = self.config.actor_rollout_ref.rollout.calculate_log_probs
-            dump_tokens(batch, Path(self.settings.token_dump_dir), self.global_steps, rollout_log_probs)
-        return batch
+        return super()._update_actor(transfer.for_update(batch) if self._reads_text_alone else batch, metrics)
 
     def fit(self, agent_loop_manager) -> None:
         trains = not validates_only(self.config)
         if self.global_steps > 0 and trains:
             # The step that the checkpoint ended was validated by the run that wrote it.
             self.config.trainer.val_before_train = False
+        if trains:
+            TokenDump(self.config, self.settings).forget_after(self.global_steps)
         self._history = MetricsHistory.take(self.config.trainer, self.global_steps, trains)
         stage.say("starting the agent loops")
         with self.watch:

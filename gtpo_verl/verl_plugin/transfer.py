@@ -42,6 +42,11 @@ def fetch(batch: Batch, fields: Sequence[str]) -> TensorDict:
     return transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
+def of_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """A handle of some rows of a batch, by their numbers."""
+    return batch.select_keys([batch.keys[row] for row in rows])
+
+
 def put(batch: Batch, fields: TensorDict) -> Batch:
     """Writes fields, new ones or in place of what was there, of all rows; returns the handle that knows of them."""
     return transfer_queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)

@@ -53,12 +53,7 @@ def advantages(estimator, rows, options):
     if o["uniform_groups"] == "zero":
         groups = {uid: g for uid, g in groups.items() if len({rows[i]["success"] for i in g}) == 2}
 
-    rewards = {}  # (i, t) -> (r+, r-); t is None for a whole response
-    for members in groups.values():
-        right = [i for i in members if rows[i]["success"]]
-        wrong = [i for i in members if not rows[i]["success"]]
-        shaper = token_rewards if estimator.startswith("gtpo") else sequence_rewards
-        rewards.update(shaper(estimator, rows, right, wrong, o))
+    rewards = rewards_of(estimator, rows, groups, o)
 
     pools = list(groups.values()) if o["normalize"]["scope"] == "group" else [[i for g in groups.values() for i in g]]
     for pool in pools:
@@ -68,6 +63,31 @@ def advantages(estimator, rows, options):
             for position in range(len(rows[i]["entropy"])) if t is None else [t]:
                 result[i][position] = guard(value, rows[i]["success"], o)
     return result
+
+
+def rewards_of(estimator, rows, groups, o):
+    """(i, t) -> (r+, r-); t is None for a whole response."""
+    rewards = {}
+    for members in groups.values():
+        right = [i for i in members if rows[i]["success"]]
+        wrong = [i for i in members if not rows[i]["success"]]
+        shaper = token_rewards if estimator.startswith("gtpo") else sequence_rewards
+        rewards.update(shaper(estimator, rows, right, wrong, o))
+    return rewards
+
+
+def shaped(estimator, rows, options):
+    """One list of token rewards for each row."""
+    rows = [{**row, "entropy": [max(h, 0.0) for h in row["entropy"]]} for row in rows]
+    groups = {}
+    for i, row in enumerate(rows):
+        if row["entropy"]:
+            groups.setdefault(row["uid"], []).append(i)
+    rewards = rewards_of(estimator, rows, groups, complete(options))
+    return [
+        [sum(rewards[(i, t) if (i, t) in rewards else (i, None)]) for t in range(len(row["entropy"]))]
+        for i, row in enumerate(rows)
+    ]
 
 
 def over_mean(value, values):

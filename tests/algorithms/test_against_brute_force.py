@@ -8,7 +8,7 @@ from batches import flat, padded, random_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_verl.algorithms import ESTIMATORS, compute_advantages, compute_padded_advantages
+from gtpo_verl.algorithms import ESTIMATORS, compute_advantages, compute_padded_advantages, shaped_rewards
 from gtpo_verl.algorithms import blocks as blocks_module
 
 weights = st.sampled_from([0.0, 0.1, 1.0, 3.0])
@@ -72,6 +72,20 @@ def assert_matches(advantages, rows, estimator, options):
 def test_flat(estimator, case):
     rows, options, _ = case
     assert_matches(compute_advantages(estimator, *flat(rows), options).advantages, rows, estimator, options)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@given(case=cases(largest_group=12, longest=30))
+def test_shaped_rewards(estimator, case):
+    rows, options, _ = case
+    rewards, penalty = shaped_rewards(estimator, *flat(rows), options)
+    expected = [reward for row in brute_force.shaped(estimator, rows, options) for reward in row]
+    torch.testing.assert_close(rewards, torch.tensor(expected, dtype=torch.float32), atol=1e-5, rtol=1e-5)
+    # The penalty is what is added: without it, the rewards are that much larger.
+    without = shaped_rewards(estimator, *flat(rows), {**options, "length_penalty": {"enable": False}})
+    lengths = torch.tensor([len(row["entropy"]) for row in rows])
+    torch.testing.assert_close(rewards - penalty.repeat_interleave(lengths), without.rewards, atol=1e-5, rtol=1e-5)
+    assert not without.length_penalty.any()
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -21,6 +21,7 @@ OWN_KEYS = {
     "critic.loss_agg_mode",  # verl: the actor's; there is no critic
     "actor_rollout_ref.rollout.trace.experiment_name",
     "gtpo_verl.run_dir",
+    "gtpo_verl.token_dump_dir",
     "trainer.default_local_dir",
 }
 

@@ -25,6 +25,27 @@ def test_checkpoints_that_can(override: str) -> None:
     check_config(compose_config([override]))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["token_dump_freq=0"], r"gtpo_verl\.token_dump_freq = 0 must be a number of steps, or -1"),
+        (["token_dump_freq=1.5"], r"gtpo_verl\.token_dump_freq = 1\.5 must be"),
+        (["token_dump_freq=null"], r"gtpo_verl\.token_dump_freq=null"),
+        (["token_dump_freq=2", "token_dump_dir=null"], r"gtpo_verl\.token_dump_dir must be set.*token_dump_freq = 2"),
+        (["token_dump_groups=0"], r"gtpo_verl\.token_dump_groups = 0 must be"),
+        (["token_dump_max_gib=0"], r"gtpo_verl\.token_dump_max_gib = 0 must be positive"),
+        (["token_dump_max_gib=much"], r"gtpo_verl\.token_dump_max_gib = much must be positive"),
+    ],
+)
+def test_a_token_dump_that_cannot_be_made_is_refused(overrides: list[str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_config(compose_config([f"gtpo_verl.{override}" for override in overrides]))
+
+
+def test_a_run_without_a_dump_needs_no_folder_for_it() -> None:
+    check_config(compose_config(["gtpo_verl.token_dump_dir=null"]))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 def test_a_sequence_over_ranks_needs_flash_attention(attention: str) -> None:
     key = "actor_rollout_ref.model.override_config.attn_implementation"

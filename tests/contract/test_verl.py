@@ -42,12 +42,12 @@ CALLABLES = [
     (
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._compute_advantage",
         ["self", "batch", "metrics"],
-        "advantages are GRPO's, whatever the estimator",
+        "advantages are GRPO's, whatever the estimator, and no tokens are dumped",
     ),
     (
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._update_actor",
         ["self", "batch", "metrics"],
-        "no tokens are dumped, and every field travels to the engine",
+        "every field travels to the engine",
     ),
     (
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.fit",

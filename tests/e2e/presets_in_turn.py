@@ -29,6 +29,7 @@ def start(run: Run, keys: Path) -> None:
         *BASE,
         "algorithm=gmpo",
         "actor_rollout_ref.actor.use_kl_loss=true",
+        "gtpo_verl.token_dump_freq=1",
         "gtpo_verl.token_dump_dir=tokens",
         f"trainer.total_training_steps={last}",
         f"trainer.test_freq={last}",

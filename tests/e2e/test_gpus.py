@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 import torch
 from test_cluster import free_port
-from training_run import ROOT, Run
+from training_run import ROOT, Run, read_tokens
 
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu, pytest.mark.timeout(1500)]
 
@@ -181,7 +181,7 @@ def test_trains_saves_and_resumes_on_two_gpus(address: str, inputs: Path, run: R
     from transformers import Qwen2ForCausalLM
 
     tokens = run.folder / "tokens"
-    common = [f"gtpo_verl.token_dump_dir={tokens}"]
+    common = ["gtpo_verl.token_dump_freq=1", f"gtpo_verl.token_dump_dir={tokens}"]
     submit(address, inputs, run, *common, "trainer.total_training_steps=2")
     assert run.steps() == [1, 2]
     submit(address, inputs, run, *common, "trainer.total_training_steps=3")
@@ -189,7 +189,7 @@ def test_trains_saves_and_resumes_on_two_gpus(address: str, inputs: Path, run: R
 
     # Two GPUs against one, for the untrained policy that sampled the first step, both in bf16. What bf16 does to a
     # token is the distance to the same model in fp32; the parallel run may be no further from it than one GPU is.
-    dump = torch.load(tokens / "step_1.pt", weights_only=False)
+    dump = read_tokens(tokens / "step_1.parquet")
     chosen = range(0, len(dump["responses"]), 8)
     values: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for dtype, attention in ((torch.bfloat16, "flash_attention_2"), (torch.float32, "sdpa")):

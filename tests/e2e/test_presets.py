@@ -9,7 +9,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from presets_in_turn import TURNS
-from training_run import Run
+from training_run import Run, read_tokens
 
 from gtpo_verl.algorithms import ESTIMATORS
 from gtpo_verl.configuration.composition import compose_config
@@ -24,7 +24,7 @@ def turn(request, presets_in_turn: Run):
     """Its configuration, the metrics and the tokens of its step."""
     step = list(TURNS).index(request.param) + 1
     (metrics,) = [record["data"] for record in presets_in_turn.metrics() if record["step"] == step]
-    dump = torch.load(presets_in_turn.folder / f"tokens/step_{step}.pt", weights_only=False)
+    dump = read_tokens(presets_in_turn.folder / f"tokens/step_{step}.parquet")
     return composed(request.param), metrics, dump
 
 

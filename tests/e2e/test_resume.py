@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from actors import write_actor
+from omegaconf import OmegaConf
 from training_run import COMMAND, SMALL, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -120,6 +121,23 @@ def test_converts_to_what_the_actor_holds(stopped_twice: Run, tmp_path: Path) ->
     exact.load_state_dict(trained)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits.float(), exact(tokens).logits, atol=0.2, rtol=0.05)
+
+
+def test_is_evaluated_as_it_validates(stopped_twice: Run, tmp_path: Path) -> None:
+    run = stopped_twice
+    config = OmegaConf.load(run.run_dir() / "config.yaml")
+    command = [str(COMMAND), "eval", str(run.run_dir()), f"{run.run_dir()}@3", "--data", config.data.val_files]
+    command += ["--n", "1", "--out", "out"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    name = run.run_dir().name
+    assert list(summary["data"]["val"]["models"]) == [f"{name}@4", f"{name}@3"]
+    expected = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 32, "seed": 0, "dtype": "float32"}
+    assert summary["sampling"] == expected
+    assert summary["reward"] == "pkg://gtpo_verl.tasks.rewards:compute_score, right where acc > 0.5"
+    # Converted once: two checkpoints.
+    assert len(list((tmp_path / ".cache/gtpo-verl").glob("converted-*/model/model.safetensors"))) == 2
 
 
 def test_a_finished_run_keeps_the_configuration_that_it_was_trained_with(tmp_path: Path) -> None:

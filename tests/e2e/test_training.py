@@ -1,15 +1,21 @@
 """Real steps through Ray, FSDP2 with two ranks and vLLM: what reaches the actor, and what survives a kill."""
 
+import json
+import re
+import shutil
 import signal
+import subprocess
 
 import brute_force  # the second implementation, from the paper, in plain floats
+import numpy as np
 import pytest
 import torch
-from training_run import SMALL, Run
+from training_run import COMMAND, SMALL, Run, read_tokens
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-TWO_RANKS = ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=4", "trainer.save_freq=1"]
+TWO_RANKS = ["trainer.n_gpus_per_node=2", "trainer.save_freq=1"]
 
 
 def assert_same_probabilities(data: dict) -> None:
@@ -50,8 +56,8 @@ def assert_advantages_follow_from_entropies(dump: dict) -> None:
 
 
 def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
-    overrides = [*SMALL, *TWO_RANKS, "algorithm=gtpo_v1", "gtpo_verl.token_dump_dir=tokens"]
-    run.start(*overrides)
+    overrides = [*SMALL, *TWO_RANKS, "algorithm=gtpo_v1", "gtpo_verl.token_dump_freq=1"]
+    run.start(*overrides, "trainer.total_training_steps=200")  # more than it takes until it is stopped
     run.wait_until(lambda: len(run.steps()) >= 2)
     assert len(run.processes()) > 5
     run.process.send_signal(signal.SIGTERM)
@@ -60,21 +66,50 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
     trained = run.steps()
     assert trained == list(range(1, len(trained) + 1))
 
-    run.start(*overrides)
+    tokens = run.run_dir() / "tokens"
+    shutil.copy(tokens / "step_1.parquet", tokens / "step_300.parquet")  # as of a branch that went further
+    (tokens / "step_299.parquet.part").write_bytes(b"PAR1")  # as a kill in the middle of a dump leaves it
+
+    last = trained[-1] + 2
+    run.start(*overrides, f"trainer.total_training_steps={last}")
     assert run.wait() == 0, run.terminal
     run.assert_nothing_left()
-    assert run.steps() == [1, 2, 3, 4]
-    assert "step 4/4" in run.terminal
+    steps = list(range(1, last + 1))
+    assert run.steps() == steps
+    assert f"step {last}/{last}" in run.terminal
 
-    dumps = sorted((run.folder / "tokens").glob("step_*.pt"))
-    assert len(dumps) == 4
-    loaded = [torch.load(dump, weights_only=False) for dump in dumps]
+    dumps = [tokens / f"step_{step}.parquet" for step in steps]
+    assert sorted(tokens.iterdir()) == sorted(dumps)
+    loaded = [read_tokens(dump) for dump in dumps]
     for dump in loaded:
         assert_advantages_follow_from_entropies(dump)
     assert_tokens_agree(loaded)
     for record in run.metrics():
         assert_same_probabilities(record["data"])
         assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
+    assert_the_page_shows(run, loaded)
+
+
+def assert_the_page_shows(run: Run, dumps: list[dict]) -> None:
+    """`gtpo-verl inspect` on the run's folder: every step, and DAPO's advantages as verl makes them."""
+    page = run.folder / "page.html"
+    subprocess.run([COMMAND, "inspect", run.run_dir(), "-o", page], check=True, cwd=run.folder)
+    (text,) = re.findall(r'id="page">(.*?)</script>', page.read_text())
+    steps = json.loads(text)["steps"]
+    assert [step["step"] for step in steps] == run.steps()
+    for step, dump in zip(steps, dumps, strict=True):
+        assert step["algorithm"] == "gtpo_v1"
+        responses = [response for group in step["groups"] for response in group["responses"]]
+        by_uid = sorted(
+            range(len(dump["uid"])), key=lambda row: [g["uid"] for g in step["groups"]].index(dump["uid"][row])
+        )
+        rewards = torch.tensor([[dump["score"][row]] for row in by_uid])
+        index = np.array([dump["uid"][row] for row in by_uid], dtype=object)
+        want, _ = compute_grpo_outcome_advantage(rewards, torch.ones_like(rewards), index)
+        for response, row, advantage in zip(responses, by_uid, want.flatten().tolist(), strict=True):
+            assert response["right"] == (dump["reward"][row]["acc"] > 0.5)
+            assert response["means"]["dapo"] == pytest.approx(advantage, abs=1e-5)
+            assert response["means"]["advantages"] == pytest.approx(dump["advantages"][row].mean().item(), abs=1e-5)
 
 
 @pytest.mark.slow

@@ -50,10 +50,25 @@ def test_the_recipe_trains(python: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     command = [str(python.with_name("gtpo-verl")), "train", *SMALL, "algorithm=gtpo_v1"]
     command += [f"gtpo_verl.cache_dir={ROOT / '.cache/gtpo-verl'}", "trainer.total_training_steps=1"]
+    command += ["gtpo_verl.token_dump_freq=1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
     (metrics,) = tmp_path.glob("runs/*/*/metrics.jsonl")
     assert '"gtpo/uniform_groups_frac"' in metrics.read_text()
+    command = [str(python.with_name("gtpo-verl")), "inspect", str(metrics.parent)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "inspect.html\n"), result.stderr
+    assert "old_log_probs" in (tmp_path / "inspect.html").read_text()
+
+
+def test_models_are_evaluated(python: Path, tmp_path: Path) -> None:
+    prepared = tasks.prepare("arithmetic", ROOT / ".cache/gtpo-verl")
+    command = [str(python.with_name("gtpo-verl")), "eval", str(prepared.model), "--data", str(prepared.val), "--n", "1"]
+    result = subprocess.run(
+        [*command, "--max-tokens", "112"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "evals/val/model/val/responses.parquet").exists()
 
 
 def test_verls_own_entry_point_trains(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet
+import torch
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("gtpo-verl")
@@ -25,6 +27,17 @@ SMALL = [
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
 ]
+
+
+def read_tokens(path: Path) -> dict:
+    """A token dump as tensors: {column: a list of one entry a response}."""
+    columns = pyarrow.parquet.read_table(path).to_pydict()
+    tensors = ("prompts", "responses", "response_mask", "entropy", "advantages", "old_log_probs", "rollout_log_probs")
+    return {
+        **columns,
+        **{name: [torch.tensor(row) for row in columns[name]] for name in tensors if name in columns},
+        "reward": [json.loads(text) for text in columns["reward"]],
+    }
 
 
 @dataclass

@@ -110,6 +110,15 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self.mouse(kind, x, y, button="left", clickCount=1)
 
+    def key(self, key: str, shift: bool = False) -> None:
+        """Presses a key, by its name in `KeyboardEvent.key`."""
+        codes = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        what = {"key": key, "code": key, "modifiers": 8 * shift, "windowsVirtualKeyCode": codes.get(key, 0)}
+        if len(key) == 1:
+            what["text"] = key
+        self.send("Input.dispatchKeyEvent", type="keyDown", **what)
+        self.send("Input.dispatchKeyEvent", type="keyUp", **what)
+
     def screenshot(self, box: dict) -> Image.Image:
         shot = self.send("Page.captureScreenshot", clip={**box, "scale": 1}, captureBeyondViewport=True)
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")

@@ -26,6 +26,9 @@ with owned_folder(Path(sys.argv[1])) as folder:
     name_after_run()
     segment = shared_memory.SharedMemory(create=True, size=4 << 20)
     resource_tracker.unregister(segment._name, "shared_memory")
+    named = shared_memory.SharedMemory(f"verl_weights_{os.getpid()}", True, 1 << 20)  # as verl's, by its creator
+    resource_tracker.unregister(named._name, "shared_memory")
+    again = shared_memory.SharedMemory(name=named.name)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (folder / "session").mkdir()
     (folder / "session/socket").write_text("x")
@@ -61,6 +64,8 @@ def test_of_a_killed_supervisor_nothing_stays(tmp_path: Path) -> None:
         assert remove_dead(tmp_path, _end_orphans) == [folder]
         assert not folder.exists()
         assert not segment.exists()
+        assert not Path(f"/dev/shm/verl_weights_{process.pid}").exists()
+        assert Path(f"/dev/shm/verl_weights_{living.pid}").exists()
         assert gone(child)
         assert other.exists()
         assert other_segment.exists()
