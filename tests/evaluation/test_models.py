@@ -18,11 +18,12 @@ def run(tmp_path: Path) -> Path:
     for step in (2, 4):
         checkpoint = folder / f"checkpoints/global_step_{step}"
         (checkpoint / "actor/huggingface").mkdir(parents=True)
-        for name in ("config.json", "tokenizer_config.json"):
+        for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
             (checkpoint / "actor/huggingface" / name).write_text("{}")
         (checkpoint / "actor/fsdp_config.json").write_text(json.dumps({"world_size": 1}))
         torch.save({"weight": torch.full((4,), float(step))}, checkpoint / "actor/model_world_size_1_rank_0.pt")
         torch.save({"state": torch.zeros(4)}, checkpoint / "actor/optim_world_size_1_rank_0.pt")
+        torch.save({}, checkpoint / "actor/extra_state_world_size_1_rank_0.pt")
         torch.save({}, checkpoint / "data.pt")
     (folder / "checkpoints" / TRACKER).write_text("4")
     (folder / "config.yaml").write_text(to_yaml(compose_config(["algorithm=gtpo_v2"])))

@@ -139,9 +139,12 @@ def test_an_actor_that_started_late_is_watched_too(restarts: int) -> None:
 
 
 @ray.remote(num_cpus=0)
-class Slow(VllmServer.__ray_metadata__.modified_class):
+class Slow:
     def __init__(self) -> None:
         time.sleep(2)
+
+    def ping(self) -> int:
+        return os.getpid()
 
 
 def test_an_actor_that_dies_before_the_second_look_was_seen_to_start() -> None:
