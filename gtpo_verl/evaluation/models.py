@@ -127,8 +127,10 @@ def _find(name: str) -> Model:
 def _of_step(run: Path, step: int) -> Path:
     for folder in (run / "checkpoints", run):
         checkpoints = CheckpointFolder(folder)
+        if (actor := checkpoints.located(step) / "actor").is_dir():
+            check_actor(actor)  # names what is damaged
         if step in checkpoints.whole():
-            return checkpoints.located(step) / "actor"
+            return actor
     steps = [str(there) for folder in (run / "checkpoints", run) for there in CheckpointFolder(folder).whole()]
     raise FileNotFoundError(f"{run}@{step}: no whole checkpoint of that step; there are {', '.join(steps) or 'none'}")
 
