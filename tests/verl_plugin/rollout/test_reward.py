@@ -67,13 +67,13 @@ try:
     results.append("taken")
 except IndexError:
     results.append("refused")
-print(json.dumps(results))
+print(json.dumps(results, default=float))
 """
 
 NO_NUMBER = {
     "float('nan')": "the reward of a response must be a finite number, not nan",
     "{'score': float('inf'), 'acc': 1.0}": "the reward of a response must be a finite number, not inf",
-    "{'score': '1.0', 'acc': 1.0}": "the reward of a response must be a finite number, not '1.0'",
+    "{'score': '1.0', 'acc': 1.0}": "TypeError",  # verl adds the penalty to it
     "{'score': None, 'acc': 1.0}": "the reward of a response must be a finite number, not None",
     "None": "the reward of a response must be a finite number, not None",
     "{'score': 1.0, 'acc': 'yes'}": "`acc` of a response, which algorithm.gtpo.success.key and "
