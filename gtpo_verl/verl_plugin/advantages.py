@@ -132,7 +132,8 @@ def check_scores(scores: torch.Tensor) -> None:
     """
     finite = scores.values().isfinite()
     if not finite.all():
-        bad = int(torch.searchsorted(scores.offsets(), (~finite).nonzero()[0, 0], right=True)) - 1
+        offsets: torch.Tensor = scores.offsets()  # type: ignore[attr-defined]  # of jagged tensors
+        bad = int(torch.searchsorted(offsets, (~finite).nonzero()[0, 0], right=True)) - 1
         value = scores.values()[~finite][0].item()
         raise ValueError(f"The reward of response {bad} of this step must be a finite number, not {value}")
 

@@ -74,8 +74,8 @@ NO_NUMBER = {
     "float('nan')": "the reward of a response must be a finite number, not nan",
     "{'score': float('inf'), 'acc': 1.0}": "the reward of a response must be a finite number, not inf",
     "{'score': '1.0', 'acc': 1.0}": "TypeError",  # verl adds the penalty to it
-    "{'score': None, 'acc': 1.0}": "the reward of a response must be a finite number, not None",
-    "None": "the reward of a response must be a finite number, not None",
+    "{'score': None, 'acc': 1.0}": "TypeError",
+    "None": "TypeError",
     "{'score': 1.0, 'acc': 'yes'}": "`acc` of a response, which algorithm.gtpo.success.key and "
     "algorithm.filter_groups.metric asks for, must be a finite number, not 'yes'",
     "{'score': 1.0, 'acc': float('nan')}": "must be a finite number, not nan",
