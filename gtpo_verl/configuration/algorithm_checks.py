@@ -31,6 +31,7 @@ def check_algorithm(config: DictConfig) -> list[str]:
     check_micro_batches(config)
     check_rollout_correction(config)
     check_forking(config)
+    check_filter(config)
     gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
     estimator = config.algorithm.adv_estimator
     mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
@@ -62,6 +63,18 @@ def check_forking(config: DictConfig) -> None:
         raise ValueError(
             f"{key} leaves single tokens without an advantage; {_ACTOR}.policy_loss.loss_mode={loss} is none of "
             f"{', '.join(LOSSES_OF_TOKENS)}, in which that leaves out just these tokens"
+        )
+
+
+def check_filter(config: DictConfig) -> None:
+    """Refuses dynamic sampling by a reward that holds a length penalty: groups that are all wrong would pass because
+    their lengths differ. Of the metrics verl can filter by, `reward` alone is the reward as the penalty left it."""
+    groups = config.algorithm.get("filter_groups")
+    key = "reward.reward_kwargs.overlong_buffer_cfg.enable"
+    if groups and groups.enable and groups.metric == "reward" and OmegaConf.select(config, key):
+        raise ValueError(
+            f"algorithm.filter_groups.metric=reward with {key}=True: that reward holds the penalty on length, by which "
+            "responses of a group differ that are all wrong; use acc"
         )
 
 

@@ -161,20 +161,14 @@ def probe_reward(config: DictConfig) -> None:
     Asynchronous reward functions and reward models are left to the first batch, where the trainer checks again.
 
     Raises:
-        ValueError: the function fails, or lacks the metric that decides right and wrong.
+        ValueError: the function fails, lacks the metric that decides right and wrong, or gives no number for it.
     """
     from verl.trainer.ppo.reward import get_custom_reward_fn
 
-    from gtpo_verl.algorithms import ESTIMATORS, GtpoConfig
+    from gtpo_verl.configuration.reward_results import check_result, deciding_metrics  # imports torch
 
     function = get_custom_reward_fn(config)
-    wanted: dict[str, list[str]] = {}  # metric: the keys that ask for it
-    if config.algorithm.adv_estimator in ESTIMATORS:
-        success = GtpoConfig.from_any(config.algorithm.get("gtpo")).success
-        wanted.setdefault(success.key, []).append("algorithm.gtpo.success.key")
-    filter_groups = config.algorithm.get("filter_groups")
-    if filter_groups is not None and filter_groups.enable and filter_groups.metric not in ("reward", "score"):
-        wanted.setdefault(filter_groups.metric, []).append("algorithm.filter_groups.metric")
+    wanted = deciding_metrics(config)
     if (
         read_by_another(config.data)
         or function is None
@@ -196,8 +190,12 @@ def probe_reward(config: DictConfig) -> None:
     except Exception as error:
         raise ValueError(f"{where} fails on the first row of {first}: {type(error).__name__}: {error}") from error
     # A plain number is what verl's reward managers call `acc` themselves.
-    given = list(result) if isinstance(result, dict) else ["acc"]
+    given = result if isinstance(result, dict) else {"score": result, "acc": result}
     for metric, keys in wanted.items():
         if metric not in given:
             asked = " and ".join(keys)
             raise ValueError(f"{where} returns {', '.join(given)} but no `{metric}`, which {asked} asks for")
+    try:
+        check_result(given.get("score"), given, wanted)
+    except ValueError as error:
+        raise ValueError(f"{where} on the first row of {first}: {error}") from None

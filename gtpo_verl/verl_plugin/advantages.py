@@ -13,6 +13,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.workers.utils.padding import response_to_nested
 
 from gtpo_verl.algorithms import GtpoConfig, compute_advantages
+from gtpo_verl.configuration.reward_results import is_finite_number
 from gtpo_verl.verl_plugin import transfer
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,20 @@ def check_entropies(data: TensorDict) -> None:
         )
 
 
+def check_scores(scores: torch.Tensor) -> None:
+    """Raises ValueError for rewards that are no finite numbers, on which verl trains without a word.
+
+    Args:
+        scores: verl's `rm_scores`, (responses, *) float32, jagged.
+    """
+    finite = scores.values().isfinite()
+    if not finite.all():
+        offsets: torch.Tensor = scores.offsets()  # type: ignore[attr-defined]  # of jagged tensors
+        bad = int(torch.searchsorted(offsets, (~finite).nonzero()[0, 0], right=True)) - 1
+        value = scores.values()[~finite][0].item()
+        raise ValueError(f"The reward of response {bad} of this step must be a finite number, not {value}")
+
+
 def raw_success(extra_fields: Sequence[Any], padding: Sequence[bool], key: str, threshold: float) -> list[bool]:
     """Right or wrong, from the raw task metric of each response.
 
@@ -132,7 +147,7 @@ def raw_success(extra_fields: Sequence[Any], padding: Sequence[bool], key: str, 
         key, threshold: `algorithm.gtpo.success`; right is metric > threshold.
 
     Raises:
-        ValueError: a response whose reward gave no such metric.
+        ValueError: a response whose reward gave no such metric, or no number for it.
     """
     success = []
     for row, (fields, is_padding) in enumerate(zip(extra_fields, padding, strict=True)):
@@ -143,6 +158,11 @@ def raw_success(extra_fields: Sequence[Any], padding: Sequence[bool], key: str, 
                 f"The reward of response {row} has no `{key}` (it has: {', '.join(info) or 'nothing'}). "
                 f'Let the reward function return {{"score": ..., "{key}": 1.0 or 0.0}}, '
                 "or set algorithm.gtpo.success.key to a metric that it gives"
+            )
+        if not is_padding and not is_finite_number(info[key]):
+            raise ValueError(
+                f"`{key}` of response {row}, which decides whether it is right (algorithm.gtpo.success.key), must be "
+                f"a finite number, not {info[key]!r}"
             )
         success.append(not is_padding and float(info[key]) > threshold)
     return success

@@ -49,14 +49,28 @@ def _engines(_: ModuleType) -> None:
     register_engines()
 
 
+def check_version() -> None:
+    """Raises RuntimeError for another verl than the one that this package requires, whose methods it overrides; pip
+    says that once, while it installs the other one, and never again."""
+    from importlib import metadata
+
+    required = next(one for one in metadata.requires("gtpo-verl") or [] if one.startswith("verl=="))
+    found = metadata.version("verl")
+    if found.partition("+")[0] != required.removeprefix("verl=="):
+        raise RuntimeError(
+            f"verl {found} is installed, and gtpo-verl overrides methods of another version: pip install {required}"
+        )
+
+
 def check_registration() -> None:
-    """Raises RuntimeError where verl does not know our estimators, losses or trainer.
+    """Raises RuntimeError where verl does not know our estimators, losses or trainer, or is another version.
 
     verl logs a plugin that fails to load at DEBUG only, so that a broken installation looks like a misspelt
     estimator. Imports verl's V1 trainer (seconds); call it in the process to be checked.
     """
     import os
 
+    check_version()
     import verl  # noqa: F401  (loads the plugins)
 
     problem = None

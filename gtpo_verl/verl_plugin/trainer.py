@@ -23,7 +23,7 @@ from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
 from gtpo_verl.runtime import stage
 from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer
-from gtpo_verl.verl_plugin.advantages import EntropyAdvantages
+from gtpo_verl.verl_plugin.advantages import EntropyAdvantages, check_scores
 from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.run_watch import RunWatch
@@ -113,6 +113,7 @@ class GtpoTrainer(PPOTrainerSync):
         if self.config.algorithm.adv_estimator in ESTIMATORS:
             batch = EntropyAdvantages(self.config).compute(batch, metrics)
         else:
+            check_scores(transfer.fetch(batch, ["rm_scores"])["rm_scores"])
             batch = super()._compute_advantage(batch, metrics)
         if forks(self.config):
             batch = keep_forking_tokens(batch, ForkingConfig.from_algorithm(self.config.algorithm), metrics)

@@ -57,6 +57,15 @@ def test_weights_of_tokens_for_responses() -> None:
         check("algorithm=grpo_s_v1", "rollout_correction=token_tis")
 
 
+@pytest.mark.parametrize("algorithm", ["gtpo_v1", "dapo"])
+def test_groups_are_not_filtered_by_a_reward_that_holds_a_length_penalty(algorithm: str) -> None:
+    by_reward, off = "algorithm.filter_groups.metric=reward", "overlong_buffer_cfg.enable=false"
+    with pytest.raises(ValueError, match=r"filter_groups\.metric=reward with .*overlong_buffer_cfg\.enable"):
+        check(f"algorithm={algorithm}", by_reward)
+    assert check(f"algorithm={algorithm}", by_reward, f"reward.reward_kwargs.{off}") == []
+    assert check(f"algorithm={algorithm}", by_reward, "algorithm.filter_groups.enable=false") == []
+
+
 def test_verls_own_methods_need_none_of_this() -> None:
     elsewhere = ["trainer.use_v1=False", "trainer.v1.trainer_mode=colocate_async"]
     assert check("algorithm=dapo", *elsewhere, "algorithm.rollout_correction.bypass_mode=True") == []

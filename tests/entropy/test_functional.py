@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gtpo_verl.entropy import logprob, logprob_entropy
 from gtpo_verl.entropy.functional import backend
@@ -404,6 +405,37 @@ UNSAFE = {
     "a view of an output its operation saved": lambda x: x.tanh().view(-1, x.shape[-1]),
     "overlapping rows": from_expanded,
 }
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that an operation makes in memory of its own."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        for x in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.elements = max(self.elements, x.numel())
+        return result
+
+
+@pytest.mark.skipif(interpreted, reason="the interpreter works on copies of its own")
+@pytest.mark.parametrize("per_token", [False, True])
+def test_nothing_as_large_as_the_logits_is_made(device, per_token, policy_logits):
+    """Neither for the entropies nor, with the gradient in the logits' memory, on the way back."""
+    tokens, vocabulary = 512, 8192
+    logits, labels = policy_logits(tokens, vocabulary, dtype=torch.bfloat16, device=device)
+    temperature = torch.full((tokens,), 0.9, device=device) if per_token else 0.9
+    trained = logits.clone().requires_grad_() * 1.0
+    with LargestTensor() as largest:
+        logprob_entropy(logits, labels, temperature)
+        torch.autograd.grad(logprob(trained, labels, temperature).sum(), trained)
+    assert 0 < largest.elements <= tokens * vocabulary / 2
+    with LargestTensor() as largest:
+        torch.log_softmax(logits.float(), -1)
+    assert largest.elements == tokens * vocabulary  # as verl's own entropy takes it
 
 
 @pytest.mark.parametrize("made", UNSAFE)

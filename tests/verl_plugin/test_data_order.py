@@ -46,6 +46,14 @@ class Fetcher:
         return [fetch(self)["raw_prompt"].flatten().tolist() for _ in range(batches)]  # type: ignore[arg-type]
 
 
+def test_a_prompt_has_another_uid_whenever_it_is_fetched() -> None:
+    """Also where it stands in the data twice, or the data has uids of its own: groups are never run together."""
+    fetcher = Fetcher(4, 2, 0, shuffle=True)
+    fetcher.train_dataloader.collate_fn = lambda rows: {**collate(rows), "uid": ["a prompt's"] * len(rows)}
+    uids = [uid for _ in range(6) for uid in PPOTrainer._fetch_one_gen_batch(fetcher)["uid"]]  # type: ignore[arg-type]
+    assert len(set(uids)) == len(uids) == 12
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("count", "batch_size", "shuffle"),

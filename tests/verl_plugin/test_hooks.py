@@ -64,6 +64,25 @@ def test_plugin_switched_off_is_said_clearly() -> None:
     assert "VERL_USE_EXTERNAL_PLUGINS=none" in result.stdout, result.stderr
 
 
+def test_another_verl_is_refused(tmp_path) -> None:
+    """As `pip install verl==0.9.0` leaves it beside this package: with nothing but a warning of pip's."""
+    code = """
+        from gtpo_verl.verl_plugin.hooks import check_version
+        try:
+            check_version()
+        except RuntimeError as error:
+            print(error)
+    """
+    assert run(code).stdout == ""
+    for version, refused in (("0.9.0", True), ("0.9.10", True), ("0.9.2.dev0", True), ("0.9.1+cu128", False)):
+        installed = tmp_path / version / f"verl-{version}.dist-info"
+        installed.mkdir(parents=True)
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: verl\nVersion: {version}\n")
+        result = run(code, PYTHONPATH=str(installed.parent))
+        said = f"verl {version} is installed, and gtpo-verl overrides methods of another version: pip install verl=="
+        assert result.stdout.startswith(said) == refused, result.stdout + result.stderr
+
+
 def test_plain_verl_jobs_get_verls_own_trainer() -> None:
     code = """
         from hydra import compose, initialize_config_module

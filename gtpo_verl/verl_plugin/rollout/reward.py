@@ -11,6 +11,7 @@ from verl import DataProto
 from verl.experimental.reward_loop import reward_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
+from gtpo_verl.configuration.reward_results import check_result, deciding_metrics
 from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
 
 # Responses a call: more calls keep more reward workers busy, fewer cost less.
@@ -24,7 +25,14 @@ def install() -> None:
 
 
 class BatchingRewardLoopWorker(RewardLoopWorker):
-    """verl's worker with `compute_scores`."""
+    """verl's worker with `compute_scores`, which takes nothing but numbers for scores."""
+
+    async def compute_score(self, data: DataProto) -> dict:
+        """As in verl, of one response; raises ValueError for a reward that is no finite number, or whose metric that
+        decides something is none. verl trains on NaN without a word."""
+        result = await super().compute_score(data)
+        check_result(result["reward_score"], result.get("reward_extra_info", {}), deciding_metrics(self.config))
+        return result
 
     async def compute_scores(self, packed: list[Any]) -> list[Any]:
         """`compute_score` of each batch that `pack` made; in its place the exception that it ended with."""
