@@ -61,8 +61,10 @@ def refuse_other_optimizer(changed: Changes, config: DictConfig) -> None:
     """
     for name in ("optimizer", "optimizer_impl"):
         key = f"{_OPTIM}.{name}"
-        if key in changed and _restores(config, _ACTOR):
-            old, new = changed[key]
+        if key not in changed or not _restores(config, _ACTOR):
+            continue
+        old, new = changed[key]
+        if old != "nothing":  # else the file says nothing of it
             raise ValueError(
                 f"{key}: {old} -> {new}: the checkpoint holds the state of {old}. Go on with it, or leave that state "
                 f"out ({_ACTOR}.checkpoint.load_contents=[model])"

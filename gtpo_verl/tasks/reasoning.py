@@ -78,6 +78,7 @@ TASKS = (
 
 def task_names() -> list[str]:
     """Returns the names of reasoning-gym's data sets, sorted."""
+    import reasoning_gym  # noqa: F401  (see `_verifier`)
     from reasoning_gym.factory import DATASETS
 
     return sorted(DATASETS)
@@ -214,6 +215,9 @@ def score(data_source: str, response: str, extra_info: Mapping[str, Any] | None)
 
 @functools.cache
 def _verifier(name: str) -> Callable[[str, dict[str, Any]], float]:
+    # The package first: a thread that asks for its module alone does not wait for another that is still importing the
+    # package, whose end registers the tasks.
+    import reasoning_gym  # noqa: F401
     from reasoning_gym.factory import get_score_answer_fn
 
     return get_score_answer_fn(name)

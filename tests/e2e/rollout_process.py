@@ -175,7 +175,7 @@ def main(folder: Path, ours: bool) -> None:
     server = rollouts.replica.server_handle
     sampling = {"temperature": 0, "logprobs": True, "ignore_eos": True, "max_tokens": 200}
     prompt = result["seeded"]["rows"]["seeded0_0_0"]["prompts"].tolist()
-    outputs = [server.generate.remote(prompt, dict(sampling), f"long{i}") for i in range(16)]
+    outputs = [server.generate.remote(prompt, dict(sampling), f"long{i}") for i in range(96)]  # enough to last
     time.sleep(0.5)
     begin = time.monotonic()
     asyncio.run(rollouts.replica.abort_all_requests())

@@ -92,9 +92,10 @@ def test_a_faulty_node_is_named(nodes: Nodes) -> None:
         shutil.rmtree(other_verl)
     assert code == 1, output
     red = {what: (where, detail) for where, what, detail in rows(output, "fail")}
-    assert red.keys() == {"versions", "model files", "run folder"}
+    assert red.keys() == {"versions", "plugin", "model files", "run folder"}
     assert len({where for where, _ in red.values()}) == 1
     assert "verl 0.9.0, the driver has 0.9.1" in red["versions"][1]
+    assert "verl 0.9.0" in red["plugin"][1]
     assert f"{nodes.ours}/model: no weights" in red["model files"][1]
     assert "not the folder that the driver sees" in red["run folder"][1]
     (good,) = {where for where, what, _ in rows(output, "ok") if what == "model files"}

@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 ALGORITHMS = ["dapo", "gtpo_v2"]
 NAMES = [f"{algorithm}-seed1" for algorithm in ALGORITHMS]
-VALIDATION = ["trainer.test_freq=2", "data.val_max_samples=8", "actor_rollout_ref.rollout.val_kwargs.n=4"]
+STEPS = 8  # enough that the second run is stopped on its way
+VALIDATION = [f"trainer.test_freq={STEPS}", "data.val_max_samples=8", "actor_rollout_ref.rollout.val_kwargs.n=4"]
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def manifest(tmp_path: Path) -> Path:
     overrides = ["model=tiny", *SMALL, *VALIDATION, f"gtpo_verl.cache_dir={ROOT / '.cache/gtpo-verl'}"]
     given = {
         "set": "small",
-        "steps": 2,
+        "steps": STEPS,
         "seeds": [1],
         "overrides": overrides,
         "runs": {algorithm: {} for algorithm in ALGORITHMS},
@@ -71,17 +72,17 @@ def test_a_set_is_stopped_gone_on_with_and_reported(run: Run, manifest: Path) ->
     for name in NAMES:
         kept = read_lines(results / f"{name}.jsonl.gz")
         trained = read_lines(run.folder / "runs/small" / name / "metrics.jsonl")
-        assert list(kept.steps) == [1, 2]
-        assert kept.steps[2]["actor/entropy"] == trained.steps[2]["actor/entropy"] > 0
-        assert kept.steps[2]["actor/grad_norm"] > 0
-        assert ("gtpo/zero_advantage_frac" in kept.steps[2]) == (not name.startswith("dapo"))
+        assert list(kept.steps) == list(range(1, STEPS + 1))
+        assert kept.steps[STEPS]["actor/entropy"] == trained.steps[STEPS]["actor/entropy"] > 0
+        assert kept.steps[STEPS]["actor/grad_norm"] > 0
+        assert ("gtpo/zero_advantage_frac" in kept.steps[STEPS]) == (not name.startswith("dapo"))
         # Each validation prompt's accuracy is there, and together they are what verl logged.
-        (accuracies,) = kept.prompts[2].values()
+        (accuracies,) = kept.prompts[STEPS].values()
         assert len(accuracies) == 8
-        (mean,) = [value for metric, value in kept.steps[2].items() if metric.endswith("/acc/mean@4")]
+        (mean,) = [value for metric, value in kept.steps[STEPS].items() if metric.endswith("/acc/mean@4")]
         assert sum(accuracies.values()) / 8 == pytest.approx(mean)
     assert "ended early" not in " ".join(run.terminal.split())
-    assert "At step 2" in run.terminal
+    assert f"At step {STEPS}" in run.terminal
     assert {path.name for path in (results / "report").iterdir()} >= {"curves.svg", "diagnostics.png", "report.html"}
 
     start(run, manifest)

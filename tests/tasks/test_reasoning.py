@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,34 @@ def test_which_tasks_can_be_trained_on():
     assert {name for name, reason in refused.items() if "states no answer" in reason} == no_answer
     assert {name for name, reason in refused.items() if "its own answers" in reason} == {"arc_agi", "rearc"}
     assert set(refused) - no_answer - {"arc_agi", "rearc"} == {"composite"}
+
+
+# Each with its own first import: threads of a reward worker that grade the first responses at the same moment.
+AT_ONCE = """
+    import json, sys, threading, time
+    from gtpo_verl.tasks.reasoning import score, task_names
+
+    row, seen = json.loads(sys.argv[1]), []
+
+    def grade(after):
+        time.sleep(after)
+        try:
+            seen.append(score(row["data_source"], str(row["reward_model"]["ground_truth"]), row["extra_info"])[0])
+            seen.append(float("letter_counting" in task_names()))
+        except Exception as error:
+            seen.append(repr(error))
+
+    threads = [threading.Thread(target=grade, args=(index / 20,)) for index in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(sorted(set(map(str, seen))), len(seen))
+"""
+
+
+def test_threads_that_grade_at_once_wait_for_the_library():
+    (row,) = reasoning.rows("train", 1, seed=1, tasks=TASKS[1:])
+    command = [sys.executable, "-c", textwrap.dedent(AT_ONCE), json.dumps(row)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "['1.0'] 80\n", done.stdout + done.stderr
