@@ -11,15 +11,16 @@ class ActorWatch:
         self._known: dict[str, dict] = {}
 
     def start(self) -> None:
-        """Takes note of who is alive or about to be. Does nothing outside of Ray."""
+        """Takes note of who is there, dead or alive. Does nothing outside of Ray."""
         if not ray.is_initialized():
             return
         self._job = ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id()))
-        self._remember(state.actors(job_id=self._job))
+        self._known = dict(state.actors(job_id=self._job))
 
     def _remember(self, table: dict[str, dict]) -> None:
+        # Not those first seen dead: who was born and died between two looks stays a loss at the next.
         for key, actor in table.items():
-            if actor["State"] != "DEAD" and self._known.get(key, {}).get("State") != "ALIVE":
+            if actor["State"] != "DEAD" and self._known.get(key, {}).get("State") not in ("ALIVE", "DEAD"):
                 self._known[key] = actor
 
     def died(self) -> str | None:
@@ -27,7 +28,7 @@ class ActorWatch:
         if not ray.is_initialized():
             return None
         table = state.actors(job_id=self._job)
-        dead = [table.get(key, actor) for key, actor in self._known.items() if _is_lost(actor, table.get(key))]
+        dead = [actor for key, actor in (self._known | table).items() if _is_lost(self._known.get(key), table.get(key))]
         self._remember(table)  # some start while the first responses are awaited
         if not dead:
             return None
@@ -37,12 +38,15 @@ class ActorWatch:
         )
 
 
-def _is_lost(before: dict, now: dict | None) -> bool:
+def _is_lost(before: dict | None, now: dict | None) -> bool:
     """Whether an actor died that nobody ended. One that Ray has started again has forgotten what it was asked for."""
+    was = "new" if before is None else before["State"]
+    if was == "DEAD":
+        return False
     if now is None:
         return True
     if now["State"] != "DEAD":
-        return before["State"] == "ALIVE" and now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
+        return was == "ALIVE" and now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
     cause = now["DeathCause"].actor_died_error_context
     return cause.reason in (cause.WORKER_DIED, cause.NODE_DIED) and "INTENDED" not in cause.error_message
 
