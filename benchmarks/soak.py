@@ -4,8 +4,8 @@ usage: python -m benchmarks.soak OUTPUT.csv [--steps 500] [Hydra overrides]
 
 Trains the tiny model with `gtpo-verl train`, with checkpoints and validations, and writes a row a sample: seconds since
 the start, steps done, and for each kind of process how many there are, their memory (proportional set size, MiB) and
-open files; entries and MiB under /dev/shm with the run's name. Then says how much each grew from the first fifth of the
-steps to the last, and draws OUTPUT.svg.
+open files; entries and MiB under /dev/shm with the run's name; what TransferQueue's own metrics say of its keys. Then
+says how much each grew from the second fifth of the steps to the last, and draws OUTPUT.svg.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import csv
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections import defaultdict
 from pathlib import Path
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 INTERVAL = 5.0  # seconds
 OVERRIDES = [
@@ -36,7 +40,13 @@ OVERRIDES = [
     "trainer.save_freq=25",
     "trainer.test_freq=25",
     "trainer.total_epochs=1000",
+    "transfer_queue.metrics.enabled=true",
 ]
+QUEUE = {
+    "tq_storage_active_keys_total": "queue keys stored",
+    "tq_partition_samples_total": "queue keys listed",
+    "tq_global_index_allocated_total": "queue indexes",
+}
 
 
 def kind(process: psutil.Process) -> str:
@@ -80,6 +90,27 @@ def sample(mark: str) -> dict[str, float]:
     return found
 
 
+def queue(port: int) -> dict[str, float]:
+    """Keys that TransferQueue holds, summed over storage units and partitions; empty while it has not started."""
+    found: dict[str, float] = defaultdict(float)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+            text = response.read().decode()
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return {}
+    for family in text_string_to_metric_families(text):
+        for measured in family.samples:
+            if measured.name in QUEUE:
+                found[QUEUE[measured.name]] += measured.value
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
 def steps_done(metrics: Path) -> int:
     lines = metrics.read_bytes().splitlines() if metrics.exists() else []
     return json.loads(lines[-1])["step"] if lines else 0
@@ -95,6 +126,8 @@ def main() -> None:
         run_dir = arguments.run_dir or Path(temporary, "run")
         mark = f"{os.getpid()}-{time.time()}"
         command = [str(Path(sys.executable).with_name("gtpo-verl")), "train", *OVERRIDES, *overrides]
+        port = free_port()
+        command += [f"transfer_queue.metrics.port={port}"]
         command += [f"trainer.total_training_steps={arguments.steps}", f"gtpo_verl.run_dir={run_dir}"]
         environment = {**os.environ, "GTPO_VERL_SOAK": mark}
         began = time.monotonic()
@@ -103,12 +136,13 @@ def main() -> None:
             while process.poll() is None:
                 time.sleep(INTERVAL)
                 rows.append({"seconds": time.monotonic() - began, "step": steps_done(run_dir / "metrics.jsonl")})
-                rows[-1].update(sample(mark))
+                rows[-1].update(sample(mark) | queue(port))
+        if process.returncode or not rows:
+            sys.exit(process.returncode)  # it has said why
         times = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_bytes().splitlines()]
     write(arguments.output, rows)
     draw(arguments.output.with_suffix(".svg"), rows)
     say(rows, [(record["step"], record["data"].get("timing_s/step")) for record in times], arguments.steps)
-    sys.exit(process.returncode)
 
 
 def write(output: Path, rows: list[dict[str, float]]) -> None:

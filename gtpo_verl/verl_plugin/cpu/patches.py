@@ -5,6 +5,7 @@ tests/verl_plugin/cpu/test_patches.py fails for each one that is no longer neede
 A fifth, to vLLM, lives in `vllm_patch` because it must be applied in vLLM's own processes.
 """
 
+import os
 from typing import Any
 
 import wrapt
@@ -18,10 +19,17 @@ def install() -> None:
 
 
 def process_group_backend(distributed: Any) -> None:
-    """verl/utils/distributed.py:89 builds "cpu:gloo,cpu:gloo", a duplicate device type that torch refuses."""
+    """verl/utils/distributed.py:89 builds "cpu:gloo,cpu:gloo", a duplicate device type that torch refuses.
+
+    Where the run is local, the ranks meet in a file of the run's folder: torch's TCPStore listens on every address of
+    the machine, whatever it is told.
+    """
     initialize = distributed.initialize_global_process_group_ray
 
     def initialize_global_process_group_ray(timeout_second=None, backend=None):
+        folder, port = os.environ.get("GTPO_VERL_TMP"), os.environ.get("MASTER_PORT")
+        if folder and port and os.environ.get("MASTER_ADDR") == "127.0.0.1":
+            os.environ.setdefault("DIST_INIT_METHOD", f"file://{folder}/ranks:{port}")
         return initialize(timeout_second=timeout_second, backend=backend or "cpu:gloo")
 
     distributed.initialize_global_process_group_ray = initialize_global_process_group_ray

@@ -22,6 +22,7 @@ def apply() -> None:
         return
     keep_linear_layers_reloadable()
     choose_port()
+    meet_in_a_file()
     look_at_models_here()
     if fork_server.ADDRESS in os.environ:
         from gtpo_verl.verl_plugin.cpu.fork_server import vllm
@@ -50,6 +51,21 @@ def choose_port() -> None:
     inherited = os.environ.get(_CHOSEN)
     if os.environ.get("VLLM_PORT") == inherited:
         os.environ["VLLM_PORT"] = os.environ[_CHOSEN] = str(random.SystemRandom().choice(_PORTS))
+
+
+def meet_in_a_file() -> None:
+    """Has the workers of a run meet in a file of its folder: torch's TCPStore, which vLLM starts on loopback
+    (vllm/v1/executor/multiproc_executor.py), listens on every address of the machine."""
+    folder = os.environ.get("GTPO_VERL_TMP")
+    if folder is None:
+        return
+
+    def patch(executor: Any) -> None:
+        # vllm/v1/worker/cpu_worker.py takes what follows the last colon for a name of shared memory.
+        executor.get_distributed_init_method = lambda _ip, port: f"file://{folder}/vllm:{port}"
+
+    for module in ("multiproc_executor", "uniproc_executor"):
+        wrapt.register_post_import_hook(patch, f"vllm.v1.executor.{module}")
 
 
 def look_at_models_here() -> None:

@@ -45,6 +45,25 @@ def test_process_group_backend_works() -> None:
     assert result.returncode == 0, result.stderr
 
 
+LISTENS = """
+    import os, psutil
+    from pathlib import Path
+    import verl
+    from verl.utils.distributed import initialize_global_process_group_ray
+    initialize_global_process_group_ray()
+    listening = {c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    print("elsewhere than on loopback:", listening - {"127.0.0.1", "::1"})
+"""
+
+
+def test_ranks_of_a_local_run_meet_in_a_file(tmp_path: Path) -> None:
+    """torch's own meeting place listens on every address."""
+    result = run(LISTENS, VERL_PLATFORM="cpu")
+    assert "elsewhere than on loopback: {" in result.stdout, result.stderr
+    result = run(LISTENS, VERL_PLATFORM="cpu", GTPO_VERL_TMP=str(tmp_path))
+    assert "elsewhere than on loopback: set()" in result.stdout, result.stderr
+
+
 OFFLOAD = """
     import torch, torch.distributed as dist
     {plugin}
