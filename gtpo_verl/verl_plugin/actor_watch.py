@@ -40,13 +40,13 @@ class ActorWatch:
 
 def _is_lost(before: dict | None, now: dict | None) -> bool:
     """Whether an actor died that nobody ended. One that Ray has started again has forgotten what it was asked for."""
-    was = "new" if before is None else before["State"]
-    if was == "DEAD":
+    if before is not None and before["State"] == "DEAD":
         return False
     if now is None:
         return True
     if now["State"] != "DEAD":
-        return was == "ALIVE" and now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
+        restarted = before is not None and before["State"] == now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
+        return bool(restarted)
     cause = now["DeathCause"].actor_died_error_context
     return cause.reason in (cause.WORKER_DIED, cause.NODE_DIED) and "INTENDED" not in cause.error_message
 
