@@ -42,11 +42,7 @@ OVERRIDES = [
     "trainer.total_epochs=1000",
     "transfer_queue.metrics.enabled=true",
 ]
-QUEUE = {
-    "tq_storage_active_keys_total": "queue keys stored",
-    "tq_partition_samples_total": "queue keys listed",
-    "tq_global_index_allocated_total": "queue indexes",
-}
+QUEUE = {"tq_storage_active_keys_total": "queue keys stored", "tq_partition_samples_total": "queue keys listed"}
 
 
 def kind(process: psutil.Process) -> str:
