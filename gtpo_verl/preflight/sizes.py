@@ -198,7 +198,7 @@ def _tokens(config: DictConfig, max_position_embeddings: int | None) -> Iterator
         positions = max_position_embeddings or context
         if context > positions:
             yield _demand("context", False, f"vLLM plans for {context} tokens, the model has {positions}", key)
-    # verl: rearrange_micro_batches asserts it (`verl/utils/seqlen_balancing.py:384`).
+    # verl/utils/seqlen_balancing.py (`rearrange_micro_batches`) asserts it.
     ranks = actor.ulysses_sequence_parallel_size
     for what, switch in (("token budget, update", UPDATE_BATCH), ("token budget, log-prob", LOG_PROB_BATCH)):
         key = micro_batch_key(config, switch)

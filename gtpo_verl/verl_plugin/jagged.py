@@ -58,7 +58,7 @@ def select_rows(jagged: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def index_select_tensor_dict(batch: TensorDict | None, indices: torch.Tensor | list) -> TensorDict | None:
-    """verl/utils/tensordict_utils.py:458: rows of every field of a batch.
+    """verl/utils/tensordict_utils.py: rows of every field of a batch.
 
     Args:
         indices: (n,) numbers of rows.
@@ -75,7 +75,7 @@ def index_select_tensor_dict(batch: TensorDict | None, indices: torch.Tensor | l
 
 
 def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[int]]) -> torch.Tensor:
-    """verl/utils/seqlen_balancing.py:564: the rows of all micro-batches, in the order of the batch they came from.
+    """verl/utils/seqlen_balancing.py: the rows of all micro-batches, in the order of the batch they came from.
 
     Args:
         data: (batch, *), micro-batch after micro-batch.
@@ -87,7 +87,7 @@ def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[
 
 
 def no_padding_2_padding(tensor: torch.Tensor, data: TensorDict) -> torch.Tensor:
-    """verl/workers/utils/padding.py:96: what the model gave for the tokens of the responses, padded with zeros.
+    """verl/workers/utils/padding.py: what the model gave for the tokens of the responses, padded with zeros.
 
     Args:
         tensor: jagged (batch, *) over prompts and responses, or its values (tokens,); the value at a token belongs to
@@ -117,7 +117,7 @@ def no_padding_2_padding(tensor: torch.Tensor, data: TensorDict) -> torch.Tensor
 
 
 def response_from_nested(tensor: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """verl/workers/utils/padding.py:166: what the model gave for the tokens of the responses.
+    """verl/workers/utils/padding.py: what the model gave for the tokens of the responses.
 
     Args:
         tensor: jagged (batch, *) over prompts and responses, as in `no_padding_2_padding`.
@@ -131,7 +131,7 @@ def response_from_nested(tensor: torch.Tensor, response_mask: torch.Tensor) -> t
 
 
 def response_to_nested(tensor: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """verl/workers/utils/padding.py:186: a padded (batch, width) tensor of responses as a jagged one.
+    """verl/workers/utils/padding.py: a padded (batch, width) tensor of responses as a jagged one.
 
     Args:
         response_mask: jagged (batch, *) over responses.

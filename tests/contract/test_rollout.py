@@ -14,6 +14,7 @@ AGENT_LOOP = "verl.experimental.agent_loop.agent_loop"
 QUEUE = "verl.trainer.ppo.v1.agent_loop_tq"
 SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 CLIENT = "verl.workers.rollout.llm_server"
+SINGLE_TURN = "verl.experimental.agent_loop.single_turn_agent_loop"
 REWARD = "verl.experimental.reward_loop.reward_loop"
 
 # (module, what its source says, what breaks without)
@@ -29,8 +30,31 @@ SAYS = [
     (AGENT_LOOP, "await self.loop.run_in_executor(", "tokens are counted in another thread"),
     (CLIENT, "await self._acquire_server(", "requests do not travel together"),
     (CLIENT, "await server.generate.remote(", "requests do not travel together"),
+    (QUEUE, "self._run_agent_loop(", "a failed response does not say why"),
+    (QUEUE, "import transfer_queue as tq", "each response is put into TransferQueue by itself"),
+    (AGENT_LOOP, "class DictConfigWrap", "the single-turn loop cannot be made"),
+    (AGENT_LOOP, "class ToolListWrap", "the single-turn loop cannot be made"),
+    (AGENT_LOOP, "self.llm_client = llm_client", "requests do not travel together"),
+    (AGENT_LOOP, "self.reward_loop_worker_handles = reward_loop_worker_handles", "rewards do not travel together"),
+    (AGENT_LOOP, "self.agent_loop_workers_class", "our workers never start"),
+    (AGENT_LOOP, "agent_name: str,\n        trace: bool", "the single-turn loop is made for every response"),
+    (AGENT_LOOP, "self.loop = get_event_loop()", "tokens are counted in another thread"),
+    (SINGLE_TURN, "await self.ct_build_initial_tokens(", "a prompt is turned into tokens for every response"),
+    (CLIENT, "self._load_balancer = load_balancer_handle", "servers are not asked for together"),
+    (CLIENT, "self._load_balancer.acquire_server.remote(request_id=request_id", "servers are not asked for together"),
+    (CLIENT, "self._load_balancer.release_server.remote(server_id=server_id", "servers are not asked for together"),
+    (CLIENT, "self._release_server(", "servers are not given back together"),
+    (REWARD, "async def compute_score(self, data: DataProto) -> dict", "rewards that are no number are trained on"),
     (REWARD, "ray.remote(RewardLoopWorker)", "our reward workers never start"),
     (SERVER, "ray.remote(vLLMHttpServer)", "our servers never start"),
+    (SERVER, "self.server_class =", "our servers never start"),
+    (SERVER, "async def run_server(self, args", "a dead engine is awaited for ever"),
+    (SERVER, "self.engine = ", "a dead engine is awaited for ever"),
+    (
+        SERVER,
+        "prompt_ids: list[int],\n        sampling_params: dict[str, Any],\n        request_id: str",
+        "no response comes",
+    ),
     (SERVER, "self._preprocess_engine_kwargs(engine_kwargs)", "tokens leave vLLM's engine one by one"),
     (SERVER, "SamplingParams(max_tokens=max_tokens, **sampling_params)", "responses are streamed to nobody"),
     (SERVER, "logprobs[token_ids[i]].logprob", "log-probabilities are read in another way"),
@@ -54,7 +78,7 @@ def test_verl_does_it_this_way(module: str, text: str, breaks: str) -> None:
 
 def test_the_single_turn_loop_keeps_nothing_of_a_response() -> None:
     """It is shared by all responses."""
-    text = source("verl.experimental.agent_loop.single_turn_agent_loop")
+    text = source(SINGLE_TURN)
     body = text[text.index("async def run") :]
     assert "self." in body
     assert not [line for line in body.splitlines() if line.strip().startswith("self.") and " = " in line]

@@ -4,7 +4,10 @@ An assumption that no longer holds says here what breaks, instead of in the midd
 """
 
 import importlib
+import importlib.util
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +37,13 @@ CALLABLES = [
         ["self"],
         "a run whose data ends early stops without a word",
     ),
+    (
+        "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._init_resource_pool_mgr",
+        ["self"],
+        "while a run starts, the terminal names an earlier stage",
+    ),
+    ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.on_sample_begin", ["self"], "a stall is said of another phase"),
+    ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.on_step_end", ["self"], "a stall is said of another phase"),
     (
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._compute_old_log_prob",
         ["self", "batch", "metrics"],
@@ -73,6 +83,11 @@ CALLABLES = [
         "a dead vLLM server is awaited for ever",
     ),
     (
+        "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._terminal_eviction_reasons",
+        ["self", "global_steps", "partition_id"],
+        "a group of which a response failed is trained on as a smaller one",
+    ),
+    (
         "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._evict_terminal_groups",
         ["self", "global_steps", "partition_id", "eviction_reasons"],
         "groups that are thrown away are not counted",
@@ -97,6 +112,23 @@ CALLABLES = [
         ["self"],
         "batches are handled row by row",
     ),
+    (
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.load_checkpoint",
+        ["self"],
+        "a learning rate that was changed has no effect on a resumed run",
+    ),
+    (
+        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithValueHead",
+        [],
+        "VERL_PLATFORM=cpu has no critic",
+    ),
+    (
+        "verl.utils.tensordict_utils:get_non_tensor_data",
+        ["data", "key", "default"],
+        "our engine cannot read what it is asked for",
+    ),
+    ("verl.utils.tensordict_utils:assign_non_tensor", ["tensor_dict"], "our engine cannot hand its values to verl's"),
+    ("verl.utils.tensordict_utils:list_of_dict_to_tensordict", ["list_of_dicts"], "rows do not travel together"),
     (
         "verl.utils.tensordict_utils:index_select_tensor_dict",
         ["batch", "indices"],
@@ -123,12 +155,45 @@ CALLABLES = [
         ["batch", "rollout_corr_config"],
         "algorithm.rollout_correction does nothing with our estimators",
     ),
+    (
+        "verl.workers.utils.padding:response_to_nested",
+        ["tensor", "response_mask"],
+        "algorithm.rollout_correction does nothing with our estimators",
+    ),
     ("verl.trainer.main_ppo:run_ppo", ["config", "task_runner_class"], "no run starts"),
     (
         "verl.utils.config:validate_config",
         ["config", "use_reference_policy", "use_critic"],
         "what verl refuses is seen a minute later",
     ),
+    ("verl.trainer.ppo.utils:need_critic", ["config"], "what verl refuses is seen a minute later"),
+    ("verl.trainer.ppo.utils:need_reference_policy", ["config"], "what verl refuses is seen a minute later"),
+    (
+        "verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize",
+        ["self"],
+        "data files are not read as verl reads them",
+    ),
+    (
+        "verl.utils.model:update_model_config",
+        ["module_config", "override_config_kwargs"],
+        "a checkpoint is compared with another model than the run's",
+    ),
+    (
+        "verl.utils.model:get_hf_auto_model_class",
+        ["hf_config"],
+        "a checkpoint is compared with another model than the run's",
+    ),
+    (
+        "verl.utils.reward_score:get_default_compute_score",
+        [],
+        "gtpo-verl eval has no reward for a run that names none",
+    ),
+    (
+        "verl.utils.distributed:initialize_global_process_group_ray",
+        ["timeout_second", "backend"],
+        "VERL_PLATFORM=cpu has no process group",
+    ),
+    ("verl.utils.tracking:Tracking.log", ["self", "data", "step"], "a checkpoint precedes the metrics of its step"),
     ("verl.utils.device:auto_set_device", ["config"], "trainer.device is not what verl will use"),
     ("verl.trainer.ppo.reward:get_custom_reward_fn", ["config"], "the reward function is not tried before a run"),
     (
@@ -139,6 +204,11 @@ CALLABLES = [
     ("verl.plugin.platform:PlatformRegistry.register", ["platform"], "VERL_PLATFORM=cpu is unknown"),
     ("transfer_queue:kv_batch_get", ["keys", "partition_id", "select_fields"], "no batch can be read"),
     ("transfer_queue:kv_batch_put", ["keys", "partition_id", "fields"], "no advantages can be written"),
+    (
+        "transfer_queue:async_kv_batch_put",
+        ["keys", "partition_id", "fields", "tags"],
+        "rows do not travel together",
+    ),
     ("transfer_queue:kv_list", ["partition_id"], "waiting for responses cannot be watched"),
 ]
 
@@ -152,6 +222,177 @@ def test_it_is_there_and_takes_what_we_give(path: str, parameters: list[str], br
     taken = list(signature.parameters)
     missing = [name for name in parameters if name not in taken]
     assert not missing, f"{path} no longer takes {missing} but {taken}; {breaks}"
+
+
+TRAINER = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+BUFFER = "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer"
+ENGINE = "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead"
+OUTPUT = "verl.experimental.agent_loop.agent_loop:AgentLoopOutput.as_dict"
+ROWS = "verl.trainer.ppo.v1.agent_loop_tq:"
+
+# (where, what the source says, what breaks without)
+SAYS = [
+    ("verl:", 'group="verl.plugins"', "verl does not find the plugin"),
+    ("verl:", "VERL_USE_EXTERNAL_PLUGINS", "the error names a variable that switches nothing"),
+    (f"{TRAINER}.__init__", "self.config = config", "our trainer has no configuration"),
+    (f"{TRAINER}.__init__", "self.replay_buffer = self._build_replay_buffer()", "sampling has no limit"),
+    (f"{TRAINER}.__init__", "self.use_teacher_policy =", "every field travels to the engine"),
+    (f"{TRAINER}.__init__", "build_checkpoint_callback(config)", "trainer.checkpoint_callback_class has no effect"),
+    (f"{TRAINER}._init_tokenizer", "self.tokenizer =", "no tokens are dumped"),
+    (f"{TRAINER}._init_tokenizer", "self.processor =", "every field travels to the engine"),
+    (f"{TRAINER}._init_dataloader", "self.train_dataset =", "a run whose data ends early stops without a word"),
+    (f"{TRAINER}._build_replay_buffer", "else ReplayBuffer", "our buffer does not know verl's from a user's own"),
+    (f"{TRAINER}._build_replay_buffer", "custom_sampler.path", "a user's own sampler has no effect"),
+    (f"{TRAINER}._load_checkpoint", "self.global_steps = 0", "a run does not know where it goes on"),
+    (f"{TRAINER}._load_checkpoint", "trainer.resume_from_path", "a slash behind a checkpoint's path ends the run"),
+    (f"{TRAINER}._load_checkpoint", '"data.pt"', "a whole checkpoint is taken for a torn one"),
+    (f"{TRAINER}._save_checkpoint", '"actor"', "a whole checkpoint is taken for a torn one"),
+    (f"{TRAINER}._save_checkpoint", "latest_checkpointed_iteration.txt", "no checkpoint is found"),
+    (f"{TRAINER}._save_checkpoint", "self.checkpoint_callback.on_save(", "a user's callback is not called"),
+    (f"{TRAINER}._save_checkpoint", 'get("max_actor_ckpt_to_keep"', "workers delete checkpoints themselves"),
+    (f"{TRAINER}._compute_old_log_prob", 'data["old_log_probs"] =', "there are no old log-probabilities"),
+    (f"{TRAINER}._compute_old_log_prob", 'data["entropy"] =', "there are no entropies, so no advantages"),
+    (f"{TRAINER}._compute_advantage", '["advantages", "returns"]', "verl reads our advantages under another name"),
+    (f"{TRAINER}._compute_advantage", '"rm_scores"', "rewards that are no number are not refused"),
+    (f"{TRAINER}._validate", '"val"', "failed responses of a validation are not noticed"),
+    (f"{TRAINER}._step_once", "self.on_sample_begin()", "a stall is said of another phase"),
+    (f"{TRAINER}._compute_metrics", 'tag.get("is_padding"', "rows that fill a batch count as responses"),
+    (f"{BUFFER}.__init__", "self.partitions:", "groups with missing responses are trained on as smaller ones"),
+    (f"{BUFFER}.__init__", "self.finished_keys:", "groups with missing responses are trained on as smaller ones"),
+    (f"{BUFFER}.__init__", "self.failure_keys:", "groups with failed responses are trained on as smaller ones"),
+    (f"{BUFFER}.__init__", "self.refill_fn =", "failed groups are not sampled again"),
+    (f"{BUFFER}.__init__", "self.gen_batch_size =", "failed groups are not sampled again"),
+    (f"{BUFFER}.__init__", "self.poll_interval =", "gtpo_verl.poll_interval has no effect"),
+    (f"{BUFFER}.__init__", "self.filter_groups_metric =", "groups that are thrown away are not counted"),
+    (f"{BUFFER}.sample", "/filter_groups/discarded_surplus_samples", "groups that were tried are counted wrong"),
+    (
+        f"{BUFFER}._terminal_eviction_reasons",
+        "return set(), dapo_uids, failed_uids, dapo_counts",
+        "failed groups are taken for others",
+    ),
+    (
+        f"{BUFFER}._evict_terminal_groups",
+        "return evicted_uids, len(stale_uids), len(dapo_uids), metrics",
+        "groups that are thrown away are not counted",
+    ),
+    (f"{BUFFER}._sync_metadata_from_transfer_queue", 'tag.get("is_prompt"', "failed groups do not say why"),
+    (ROWS, 'f"{uid}_{session_id}_{i}"', "rows are counted for other prompts and responses"),
+    (ROWS, '"train" if not validate else "val"', "failed responses of a validation are not noticed"),
+    (ROWS, '{"status": status}', "failed groups do not say why"),
+    (ROWS, 'status = "failure"', "failed groups do not say why"),
+    (ROWS, "field.update(kwargs)", "rows have no `uid`"),
+    (ROWS, 'field["input_ids"] =', "the engine gets no tokens"),
+    (ROWS, 'field["position_ids"] =', "the engine gets no positions"),
+    (ROWS, 'field["loss_mask"] =', "the engine gets no mask"),
+    (OUTPUT, 'output["prompts"] =', "no prompts are dumped"),
+    (OUTPUT, 'output["responses"] =', "no tokens are dumped"),
+    (OUTPUT, 'output["response_mask"] =', "nobody knows whose tokens they are"),
+    (OUTPUT, 'output["rollout_log_probs"] =', "algorithm.rollout_correction does nothing with our estimators"),
+    (OUTPUT, 'output["rm_scores"] =', "rewards that are no number are not refused"),
+    (OUTPUT, '"extra_fields"', "right and wrong are not known"),
+    (
+        "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score",
+        'extra_fields["reward_extra_info"] = result["reward_extra_info"]',
+        "right and wrong are not known",
+    ),
+    (
+        "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_score",
+        'result["reward_score"]',
+        "rewards that are no number are not refused",
+    ),
+    *(
+        (f"{ENGINE}.prepare_model_outputs", f'key="{flag}"', f"our engine does not see {flag}")
+        for flag in (
+            "use_remove_padding",
+            "use_fused_kernels",
+            "calculate_entropy",
+            "calculate_sum_pi_squared",
+            "distillation_use_topk",
+            "distillation_only",
+        )
+    ),
+    *(
+        (f"{ENGINE}.prepare_model_inputs", f'output_args["{name}"]', "our engine computes from nothing")
+        for name in ("input_ids_rmpad_rolled", "temperature_rmpad", "temperature")
+    ),
+    (f"{ENGINE}.prepare_model_inputs", '"temperature_is_one":', "a temperature of 1 is divided by"),
+    (f"{ENGINE}.prepare_model_outputs", "output.log_probs", "verl does not take our log-probabilities"),
+    (f"{ENGINE}.prepare_model_outputs", "output.entropy", "verl does not take our entropies"),
+    (f"{ENGINE}.__init__", "self.optimizer_config =", "a changed learning rate has no effect on a resumed run"),
+    (f"{ENGINE}._build_model_optimizer", "self.optimizer =", "a changed learning rate has no effect on a resumed run"),
+    (f"{ENGINE}._build_model_optimizer", "self.lr_scheduler =", "a changed schedule has no effect on a resumed run"),
+    ("verl.workers.engine_workers:", "partial(ppo_loss, config=", "an entropy is differentiated for nothing"),
+    *(
+        ("verl.workers.utils.losses:ppo_loss", f'global_batch_info["{name}"]', "a loss is a mean over its rank alone")
+        for name in ("dp_size", "batch_num_tokens", "global_batch_size")
+    ),
+    ("verl.workers.utils.padding:no_padding_2_padding", '"max_response_len"', "responses are padded to another width"),
+    *(
+        ("verl.trainer.ppo.rollout_corr_helper:", f'"{name}"', "algorithm.rollout_correction changes nothing")
+        for name in ("rollout_is_weights", "response_mask", "old_log_probs", "rollout_log_probs")
+    ),
+    *(
+        ("verl.utils.dataset.rl_dataset:RLHFDataset._read_files_and_tokenize", f"self.{name}", "no data can be checked")
+        for name in ("data_files", "max_samples", "dataframe")
+    ),
+    (
+        "verl.utils.dataset.rl_dataset:RLHFDataset.maybe_filter_out_long_prompts",
+        "self.filter_overlong_prompts",
+        "no data can be checked",
+    ),
+    ("verl.trainer.constants_ppo:", "PPO_RAY_RUNTIME_ENV", "forked workers read other variables than Ray's own"),
+    ("verl.trainer.main_ppo:", '"agent_loop_manager_class"', "responses travel one by one"),
+    ("verl.trainer.main_ppo:", "self.trainer.get_llm_client()", "responses travel one by one"),
+    ("verl.trainer.main_ppo:run_ppo", 'config.ray_kwargs.get("ray_init"', "a run on a CPU joins a cluster"),
+    ("verl.utils.tracking:", "VERL_FILE_LOGGER_PATH", "metrics lie somewhere else"),
+]
+
+
+def source_of(path: str) -> str:
+    """Of a module (`package.module:`), whatever it needs to be imported, or of a name in it."""
+    module, _, names = path.partition(":")
+    if not names:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        return Path(spec.origin).read_text(encoding="utf-8")
+    found = resolve(path)
+    return inspect.getsource(found.__ray_metadata__.modified_class if hasattr(found, "__ray_metadata__") else found)
+
+
+@pytest.mark.parametrize(("path", "text", "breaks"), SAYS, ids=[f"{path} {text}" for path, text, _ in SAYS])
+def test_verl_does_it_this_way(path: str, text: str, breaks: str) -> None:
+    try:
+        source = source_of(path)
+    except (ImportError, AttributeError) as error:
+        pytest.fail(f"{error}; {breaks}")
+    assert text in source, f"{path}: {breaks}"
+
+
+def test_loggers_are_open_before_the_first_hook_and_a_checkpoint_comes_before_the_metrics() -> None:
+    """Else: metrics do not survive a resume; a checkpoint is never written."""
+    source = inspect.getsource(resolve(f"{TRAINER}.fit"))
+    steps = ["self.logger = Tracking(", "self.on_validate_begin()", "self.on_train_begin()"]
+    steps += ["self._save_checkpoint()", "self.on_step_end()", "self.logger.log(data=metrics, step=self.global_steps)"]
+    places = [source.find(step) for step in steps]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_an_estimator_is_registered_twice_but_not_another_of_its_name() -> None:
+    """Else: registering again, in a process that imports verl's modules twice, ends it or changes the method."""
+    core_algos = importlib.import_module("verl.trainer.ppo.core_algos")
+
+    def estimate() -> None: ...
+
+    name = "of_the_contract_tests"
+    try:
+        for _ in range(2):
+            core_algos.register_adv_est(name)(estimate)
+        with pytest.raises(ValueError, match=name):
+            core_algos.register_adv_est(name)(lambda: None)
+    finally:
+        core_algos.ADV_ESTIMATOR_REGISTRY.pop(name, None)
 
 
 # (what is there, what must be in it or have these attributes, what breaks without)
@@ -172,9 +413,6 @@ def test_registries_are_dictionaries_by_name(path: str, members: list[str], brea
 def test_the_replay_buffer_is_a_plain_object_that_another_class_can_take_over() -> None:
     buffer = resolve("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer")
     assert not hasattr(buffer, "__slots__"), "BoundedReplayBuffer.adopt copies its attributes"
-    source = inspect.getsource(buffer.__init__)
-    for attribute in ("poll_interval", "filter_groups_metric"):
-        assert f"self.{attribute} =" in source, f"BoundedReplayBuffer reads {attribute}"
 
 
 def test_groups_thrown_away_are_counted_under_a_known_name() -> None:
@@ -256,78 +494,76 @@ def test_the_cpu_platform_answers_all_that_a_platform_must() -> None:
     assert not CpuPlatform.__abstractmethods__, "VERL_PLATFORM=cpu cannot be built"
 
 
-# Keys that our configuration sets or our code reads; the rest of verl's configuration is passed through.
-KEYS = [
+CONFIGS = Path(__file__).parents[2] / "configs"
+# Groups of our own, of Hydra, and of Ray (`ray.init` takes them).
+NOT_VERLS = ("defaults", "hydra", "gtpo_verl", "algorithm.gtpo", "algorithm.forking", "ray_kwargs.ray_init")
+# In verl's dataclasses and not in its YAML, or what a class reads of a mapping that is anybody's.
+ELSEWHERE = {
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision": "verl.workers.config.engine:FSDPEngineConfig",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision": "verl.workers.config.engine:FSDPEngineConfig",
+    "actor_rollout_ref.rollout.enable_sleep_mode": "verl.workers.config.rollout:RolloutConfig",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "verl.workers.config.rollout:AgentLoopConfig",
+    "reward.reward_kwargs": "verl.experimental.reward_loop.reward_manager.dapo:DAPORewardManager",
+}
+READ = [
+    "actor_rollout_ref.actor.checkpoint.async_save",
+    "actor_rollout_ref.actor.checkpoint.load_contents",
+    "actor_rollout_ref.actor.checkpoint.save_contents",
+    "actor_rollout_ref.actor.clip_ratio",
     "actor_rollout_ref.actor.clip_ratio_c",
-    "actor_rollout_ref.actor.clip_ratio_high",
-    "actor_rollout_ref.actor.clip_ratio_low",
-    "actor_rollout_ref.actor.data_loader_seed",
-    "actor_rollout_ref.actor.entropy_coeff",
-    "actor_rollout_ref.actor.fsdp_config.model_dtype",
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
-    "actor_rollout_ref.actor.fsdp_config.param_offload",
-    "actor_rollout_ref.actor.loss_agg_mode",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.policy_loss.loss_mode",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.strategy",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.use_dynamic_bsz",
-    "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+    "actor_rollout_ref.actor.optim.optimizer",
+    "actor_rollout_ref.actor.optim.optimizer_impl",
+    "actor_rollout_ref.actor.optim.override_optimizer_config",
+    "actor_rollout_ref.model.custom_chat_template",
+    "actor_rollout_ref.model.exclude_modules",
+    "actor_rollout_ref.model.hf_config_path",
+    "actor_rollout_ref.model.lora_adapter_path",
+    "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.model.lora_rank",
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.use_remove_padding",
-    "actor_rollout_ref.rollout.agent.num_workers",
-    "actor_rollout_ref.rollout.calculate_log_probs",
-    "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.max_model_len",
-    "actor_rollout_ref.rollout.max_num_batched_tokens",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.name",
-    "actor_rollout_ref.rollout.seed",
-    "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "actor_rollout_ref.rollout.val_kwargs.n",
-    "algorithm.adv_estimator",
-    "algorithm.filter_groups.enable",
-    "algorithm.filter_groups.max_num_gen_batches",
-    "algorithm.filter_groups.metric",
+    "actor_rollout_ref.model.target_modules",
+    "actor_rollout_ref.model.tokenizer_path",
+    "actor_rollout_ref.model.trust_remote_code",
+    "actor_rollout_ref.model.use_fused_kernels",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path",
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    "actor_rollout_ref.rollout.disaggregation.enabled",
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+    "actor_rollout_ref.rollout.router_config_path",
+    "actor_rollout_ref.rollout.top_k",
+    "actor_rollout_ref.rollout.trace.backend",
+    "algorithm.rollout_correction.bypass_mode",
     "algorithm.use_kl_in_reward",
+    "critic.model.path",
+    "critic.model.tokenizer_path",
+    "data.apply_chat_template_kwargs",
+    "data.custom_cls.path",
     "data.filter_overlong_prompts",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.prompt_key",
-    "data.reward_fn_key",
-    "data.seed",
-    "data.train_batch_size",
-    "data.train_files",
-    "data.val_files",
+    "data.shuffle",
+    "data.train_max_samples",
     "ray_kwargs.ray_init.num_cpus",
-    "reward.custom_reward_function.path",
-    "reward.num_workers",
-    "reward.reward_manager.name",
-    "trainer.default_local_dir",
-    "trainer.experiment_name",
-    "trainer.logger",
-    "trainer.max_actor_ckpt_to_keep",
+    "reward.reward_model.model_path",
     "trainer.max_critic_ckpt_to_keep",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "trainer.project_name",
     "trainer.resume_from_path",
-    "trainer.resume_mode",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.total_training_steps",
-    "trainer.use_v1",
-    "trainer.v1.trainer_mode",
-    "trainer.val_before_train",
-    "transfer_queue.backend.SimpleStorage.num_data_storage_units",
+    "trainer.rollout_data_dir",
+    "trainer.total_epochs",
+    "trainer.v1.sampler.custom_sampler",
+    "trainer.val_only",
+    "trainer.validation_data_dir",
+    "transfer_queue.backend.storage_backend",
 ]
+
+
+def leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name, value in node.items_ex(resolve=False):
+        key = f"{prefix}{name}"
+        if isinstance(value, DictConfig) and len(value) and key not in NOT_VERLS:
+            yield from leaves(value, f"{key}.")
+        elif key not in NOT_VERLS:
+            yield key
+
+
+KEYS = sorted({key for path in CONFIGS.rglob("*.yaml") for key in leaves(OmegaConf.load(path))} | {*READ, *ELSEWHERE})
 
 
 @pytest.fixture(scope="module")
@@ -338,10 +574,18 @@ def verls_config() -> DictConfig:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_of_the_configuration(key: str, verls_config: DictConfig) -> None:
-    parent, _, name = key.rpartition(".")
-    group = OmegaConf.select(verls_config, parent)
-    keys = [] if group is None else list(group.keys())  # `in` is false for a value that must be given
-    assert name in keys, f"verl's ppo_trainer has no {key}; it is set or read and has no effect"
+    """Keys that a file of `configs/` sets or our code reads; the rest of verl's configuration is passed through."""
+    for known, owner in ELSEWHERE.items():
+        if f"{key}.".startswith(f"{known}."):
+            assert known.rpartition(".")[2] in source_of(owner), f"{owner} has no {key}; it has no effect"
+            return
+    node: Any = verls_config
+    for name in key.split("."):
+        if not OmegaConf.is_dict(node) or (not node and name not in node):
+            return  # null, or a mapping for anything
+        keys = list(node.keys())  # `in` is false for a value that must be given
+        assert name in keys, f"verl's ppo_trainer has no {key}; it is set or read and has no effect"
+        node = node._get_node(name)
 
 
 def test_the_trainer_logs_what_it_has_finished() -> None:

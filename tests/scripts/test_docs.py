@@ -2,8 +2,10 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -23,3 +25,36 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
         if not (ROOT / path).is_file() or (function and function not in functions(ROOT / path)):
             missing.append(name)
     assert missing == []
+
+
+def imports() -> dict[str, set[str]]:
+    """Which rooms of the package import which."""
+    graph = grimp.build_graph("gtpo_verl")
+    rooms: dict[str, set[str]] = {}
+    for module in graph.modules:
+        room = module.partition(".")[2].partition(".")[0]
+        for imported in graph.find_modules_directly_imported_by(module):
+            other = imported.partition(".")[2].partition(".")[0]
+            if room and other and other != room:
+                rooms.setdefault(room, set()).add(other)
+    return rooms
+
+
+def drawn() -> dict[str, set[str]]:
+    text = (ROOT / "docs/architecture.md").read_text()
+    names = dict(re.findall(r"^  (\w+)\[\"<b>(\w+)</b>", text, re.MULTILINE))
+    arrows: dict[str, set[str]] = {}
+    for start, ends in re.findall(r"^  (\w+) --> (.+)$", text, re.MULTILINE):
+        arrows.setdefault(names[start], set()).update(names[end] for end in ends.split(" & "))
+    return arrows
+
+
+def test_the_picture_of_the_rooms_is_what_they_import() -> None:
+    """Every arrow is an import, and every import an arrow or a way along several."""
+    real, picture = imports(), drawn()
+    order = list(TopologicalSorter(picture).static_order())
+    reached: dict[str, set[str]] = {}
+    for room in order:
+        reached[room] = set().union(*({end} | reached[end] for end in picture.get(room, ())))
+    assert {room: ends - real.get(room, set()) for room, ends in picture.items() if ends - real.get(room, set())} == {}
+    assert {room: ends - reached.get(room, set()) for room, ends in real.items() if ends - reached[room]} == {}

@@ -101,3 +101,51 @@ def test_plain_verl_jobs_get_verls_own_trainer() -> None:
     """
     result = run(code)
     assert result.returncode == 0, result.stderr
+
+
+def test_a_users_own_sampler_and_checkpoint_callback_stay(tmp_path) -> None:
+    """verl's hooks, in our trainer; a user's own agent loops are in tests/e2e/test_rollout.py."""
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent("""
+            from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+            from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+            class Sampler(ReplayBuffer):
+                pass
+
+            class Callback(CheckpointCallback):
+                def on_save(self, trainer, global_step, checkpoint_dir, **kwargs):
+                    print("saved", global_step, flush=True)
+        """)
+    )
+    code = f"""
+        from types import SimpleNamespace
+        from gtpo_verl.configuration.composition import compose_config
+        from gtpo_verl.verl_plugin import cpu, saving
+        cpu.install()
+        import mine
+        from gtpo_verl.verl_plugin import trainer
+        config = compose_config([
+            "+trainer.v1.sampler.custom_sampler.path={tmp_path / "mine.py"}",
+            "+trainer.v1.sampler.custom_sampler.name=Sampler",
+            "+trainer.checkpoint_callback_class=mine.Callback",
+            "trainer.default_local_dir={tmp_path / "checkpoints"}",
+        ])
+        built = trainer.sync_trainer(config)
+        assert type(built) is trainer.GtpoTrainer
+        assert type(built.replay_buffer).__name__ == "Sampler", type(built.replay_buffer)
+        assert type(built.checkpoint_callback) is mine.Callback
+
+        # verl's own `_save_checkpoint`, with workers that write nothing.
+        built.global_steps = 3
+        built.actor_rollout_wg = SimpleNamespace(save_checkpoint=lambda *args, **kwargs: None)
+        built.train_dataloader = SimpleNamespace(state_dict=dict)
+        tracking = SimpleNamespace(log=lambda data, step: print("logged", step), logger={{}})
+        built.logger = saving.LogThenSave(tracking)
+        built._save_checkpoint()
+        built.logger.log(data={{}}, step=3)
+    """
+    result = run(code, VERL_PLATFORM="cpu", PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stdout.splitlines() if line.startswith(("saved", "logged"))]
+    assert said == ["logged 3", "saved 3"]

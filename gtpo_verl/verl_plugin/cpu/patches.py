@@ -1,4 +1,4 @@
-"""Patches to verl 0.9.1 and torch 2.13 that CPU needs. Each names the line it mends.
+"""Patches to verl 0.9.1 and torch 2.13 that CPU needs. Each names what it mends.
 
 tests/verl_plugin/cpu/test_patches.py fails for each one that is no longer needed.
 
@@ -19,7 +19,8 @@ def install() -> None:
 
 
 def process_group_backend(distributed: Any) -> None:
-    """verl/utils/distributed.py:89 builds "cpu:gloo,cpu:gloo", a duplicate device type that torch refuses.
+    """verl/utils/distributed.py (`initialize_global_process_group_ray`) builds "cpu:gloo,cpu:gloo", a duplicate device
+    type that torch refuses.
 
     Where the run is local, the ranks meet in a file of the run's folder: torch's TCPStore listens on every address of
     the machine, whatever it is told.
@@ -36,8 +37,8 @@ def process_group_backend(distributed: Any) -> None:
 
 
 def unpinned_offload(fsdp: Any) -> None:
-    """verl/workers/engine/fsdp/transformer_impl.py:464 pins the reference policy's parameters under FSDP2; pinned
-    memory needs an accelerator."""
+    """verl/workers/engine/fsdp/transformer_impl.py (`CPUOffloadPolicy`) pins the reference policy's parameters under
+    FSDP2; pinned memory needs an accelerator."""
     initialize = fsdp.CPUOffloadPolicy.__init__
 
     def unpinned(self, pin_memory: bool = False) -> None:
@@ -47,6 +48,7 @@ def unpinned_offload(fsdp: Any) -> None:
 
 
 def sync_cpu_module_states(init_utils: Any) -> None:
-    """verl/workers/engine/fsdp/transformer_impl.py:444 asks FSDP1 to broadcast the module's states;
-    torch/distributed/fsdp/_init_utils.py refuses that for CPU parameters, although gloo broadcasts them."""
+    """verl/workers/engine/fsdp/transformer_impl.py (`sync_module_states`) asks FSDP1 to broadcast the module's states;
+    torch/distributed/fsdp/_init_utils.py (`_check_module_states_for_sync_module_states`) refuses that for CPU
+    parameters, although gloo broadcasts them."""
     init_utils._check_module_states_for_sync_module_states = lambda module: None

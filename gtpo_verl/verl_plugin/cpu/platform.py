@@ -77,7 +77,7 @@ _DEVICE_MODULE = SimpleNamespace(
 class CpuPlatform(PlatformBase):
     """gloo for collectives, no device IPC, and a *declared* Ray resource `GPU`.
 
-    verl counts the resources GPU and NPU only (single_controller/ray/base.py, `_check_resource_available`), so the
+    verl counts the resources GPU and NPU only (verl/single_controller/ray/base.py, `_check_resource_available`), so the
     recipe declares one fake GPU a rank: `ray_kwargs.ray_init.num_gpus`.
     """
 

