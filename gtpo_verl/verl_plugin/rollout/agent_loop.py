@@ -9,9 +9,9 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap, ToolListWrap
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from gtpo_verl.verl_plugin.rollout import row_queue
 from gtpo_verl.verl_plugin.rollout.client import BatchingClient
 from gtpo_verl.verl_plugin.rollout.reward import BatchingRewards
+from gtpo_verl.verl_plugin.transfer import row_queue
 
 _SINGLE_TURN = f"{SingleTurnAgentLoop.__module__}.{SingleTurnAgentLoop.__qualname__}"
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__  # type: ignore[attr-defined]

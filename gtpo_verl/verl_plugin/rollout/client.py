@@ -5,7 +5,7 @@ from typing import Any
 import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
+from gtpo_verl.verl_plugin.batching import Batch, Batcher, settle
 
 
 class BatchingClient(LLMServerClient):

@@ -12,7 +12,7 @@ from verl.experimental.reward_loop import reward_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from gtpo_verl.configuration.reward_results import check_result, deciding_metrics
-from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
+from gtpo_verl.verl_plugin.batching import Batch, Batcher, settle
 
 # Responses a call: more calls keep more reward workers busy, fewer cost less.
 _CALL = 4

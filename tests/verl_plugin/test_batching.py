@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gtpo_verl.verl_plugin.rollout.batching import Batcher, settle
+from gtpo_verl.verl_plugin.batching import Batcher, settle
 
 
 def test_calls_of_one_moment_are_one_batch_and_later_ones_another() -> None:

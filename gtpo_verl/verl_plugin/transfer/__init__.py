@@ -1,5 +1,6 @@
-"""The only import of TransferQueue and of `KVBatchMeta`, verl's handle of a batch that lies in it. What verl's own
-agent loops put there passes `rollout.row_queue`.
+"""The only use of TransferQueue and of `KVBatchMeta`, verl's handle of a batch that lies in it.
+
+What verl's own agent loops put there passes `row_queue`.
 
 The rows of a batch are responses. A row's key is `{uid}_{session}_{row}`: prompt, sampled response, and the turn where
 an agent loop returns several rows a response.

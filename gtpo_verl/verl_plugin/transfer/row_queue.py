@@ -8,7 +8,7 @@ import torch
 from omegaconf import DictConfig
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from gtpo_verl.verl_plugin.rollout.batching import Batch, Batcher, settle
+from gtpo_verl.verl_plugin.batching import Batch, Batcher, settle
 
 
 def install(config: DictConfig, worker: Any) -> "RowQueue":

@@ -14,7 +14,7 @@ from transfer_queue.metadata import extract_field_schema
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager as Manager
 from transfer_queue.utils import serial_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from gtpo_verl.verl_plugin.rollout.row_queue import RowQueue, Rows
+from gtpo_verl.verl_plugin.transfer.row_queue import RowQueue, Rows
 
 def row(i, length):
     return {
@@ -99,7 +99,7 @@ import inspect, pickle, sys
 from types import SimpleNamespace
 from gtpo_verl.verl_plugin import cpu
 cpu.install()
-from gtpo_verl.verl_plugin.rollout import row_queue
+from gtpo_verl.verl_plugin.transfer import row_queue
 
 with open(sys.argv[1], "rb") as file:
     worker_class = pickle.load(file)
