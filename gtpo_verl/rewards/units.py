@@ -239,7 +239,8 @@ def read_unit(text: str) -> Unit:
 def _product(text: str) -> dict[str, int]:
     """The powers of the units in ``square meters`` or ``kg m^2``; empty if some word is no unit."""
     powers: dict[str, int] = {}
-    squared, last = 1, None
+    squared = 1
+    last: str | None = None  # the unit that "squared" after it means
     place = 0
     while place < len(text):
         atom = _ATOM.match(text, place)

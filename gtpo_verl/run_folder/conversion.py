@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from gtpo_verl.run_folder.adapters import adapter_names, with_adapter
+from gtpo_verl.run_folder.adapters import adapter_names, load_shard, with_adapter
 from gtpo_verl.run_folder.checkpoints import TRACKER, CheckpointFolder, saved_ranks
 from gtpo_verl.run_folder.wholeness import actor_problem
 
@@ -94,6 +94,8 @@ def _merge(actor: Path, target: Path) -> None:
             _check_names(state_dict, self.get_transformers_auto_model_class(), self.model_config, actor)
             super().save_hf_model_and_tokenizer(state_dict)
 
+    for shard in sorted(actor.glob("model_world_size_*_rank_*.pt")):
+        load_shard(shard, mmap=True)  # verl's merger would run whatever code is in it
     config = ModelMergerConfig(
         operation="merge",
         backend="fsdp",

@@ -140,6 +140,26 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert result.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
 
 
+class Harm:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("case", ["untied-fsdp2", "untied-fsdp", "adapter-fsdp2"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nothing_in_a_shard_is_run(saved: Path, tmp_path: Path, case: str, rank: int) -> None:
+    run = adapted_run(saved, tmp_path, case, lora_alpha=10)
+    shard = run / f"checkpoints/global_step_1/actor/model_world_size_2_rank_{rank}.pt"
+    torch.save({**torch.load(shard, weights_only=False), "z": Harm(tmp_path / "harm")}, shard)
+    with pytest.raises(ValueError, match=rf"rank_{rank}\.pt: more than weights"):
+        convert(run / "checkpoints/global_step_1", tmp_path / "model")
+    assert not (tmp_path / "harm").exists()
+    assert not (tmp_path / "model").exists()
+
+
 ADAPTERS = ["adapter-fsdp2", "adapter-fsdp", "adapter-tied", "adapter-of-some", "adapter-alone"]
 
 
