@@ -118,7 +118,13 @@ def _check_names(weights: dict, model_class, model_config, actor: Path) -> None:
         model = model_class.from_config(model_config)
     wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     given = {name: tuple(weight.shape) for name, weight in weights.items()}
-    tied = set(model.all_tied_weights_keys) if model_config.get_text_config().tie_word_embeddings else set()
+    tied = dict(model.all_tied_weights_keys) if model_config.get_text_config().tie_word_embeddings else {}
+    for name, other in tied.items():  # an adapter of the output layer; transformers would write one of the two
+        if name in weights and other in weights and not torch.equal(weights[name], weights[other]):
+            raise ValueError(
+                f"{actor}: {name} and {other} differ, as of an adapter on one of them, and the model of "
+                f"{actor / 'huggingface/config.json'} has them as one (tie_word_embeddings)"
+            )
     for name in sorted(given.keys() | wanted.keys()):
         if given.get(name) != wanted.get(name) and not (name in tied and name not in given):
             raise ValueError(

@@ -140,6 +140,20 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert result.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
 
 
+def test_weights_that_are_one_and_were_trained_apart_are_refused(saved: Path, tmp_path: Path) -> None:
+    """As by an adapter of the output layer; transformers would write the embedding for both."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from gtpo_verl.run_folder.conversion import _check_names
+
+    config = AutoConfig.from_pretrained(saved / "tied")
+    weights = AutoModelForCausalLM.from_pretrained(saved / "tied").state_dict()
+    _check_names(weights, AutoModelForCausalLM, config, tmp_path)
+    weights["lm_head.weight"] = weights["lm_head.weight"] + 1
+    with pytest.raises(ValueError, match=r"lm_head\.weight and model\.embed_tokens\.weight differ"):
+        _check_names(weights, AutoModelForCausalLM, config, tmp_path)
+
+
 class Harm:
     def __init__(self, trace: Path) -> None:
         self.trace = trace
