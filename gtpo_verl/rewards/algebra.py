@@ -118,7 +118,7 @@ def _is_real_root(node: Any) -> bool:
     """The cube root of -8 is -2 at school; sympy takes the root with an imaginary part."""
     return bool(
         node.is_Pow
-        and node.base.is_Rational
+        and node.base.is_number
         and node.base.is_negative
         and node.exp.is_Rational
         and node.exp.q % 2 == 1

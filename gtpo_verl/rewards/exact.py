@@ -11,8 +11,8 @@ from gtpo_verl.rewards.readings import Clock, Numeral, Reading, Value, Words
 
 # Text that has a value whatever it says: nothing in it divides, takes a logarithm or goes to infinity.
 _HAS_A_VALUE = re.compile(
-    r"(?!.*(?:inf|oo|l[no]|tan|cot|sec|csc))"
-    r"(?:[^\\/^]|\\(?:sqrt|pi|cdot|times|text|cup|circ|[{}%$ ,;!])(?![A-Za-z])|\^\s*\{?\d)*"
+    r"(?!.*(?:inf|oo|l[no]|tan|cot|sec|csc|!|\\sqrt\s*\[))"
+    r"(?:[^\\/^:]|\\(?:sqrt|pi|cdot|times|text|cup|circ|[{}%$ ,;!])(?![A-Za-z])|\^\s*\{?\d)*"
 )
 _PLAIN = (Words, Clock, Numeral)
 

@@ -11,7 +11,8 @@ from gtpo_verl.rewards.unicode_math import to_latex
 # What is read of a response, from its end; more than 60,000 tokens of English.
 READ_CHARS = 262_144
 
-_ANSWER = re.compile(r"(?<![A-Za-z])answer[ \t*_}]{0,8}:", re.IGNORECASE)
+_ANSWER = re.compile(r"(?<![A-Za-z])answer[ \t*_}]{0,8}:(?:[*_]{1,3}(?=\s))?", re.IGNORECASE)
+_BOX_WITHOUT_BRACES = re.compile(r"(\\boxed)\s{0,8}(-?\d[\d.,]{0,99}\d|-?\d|[A-Za-z](?![A-Za-z]))")
 _LABEL = re.compile(
     r"^(?:\\(?:text|textbf|mathrm|mathbf)\s{0,8}\{\s{0,8})?(?:final )?answer\s{0,8}(\}?)\s{0,8}:\s{0,8}", re.IGNORECASE
 )
@@ -41,6 +42,7 @@ def extract_answer(response: str) -> str | None:
         The answer; an empty string if it was announced and never given; None if there is none.
     """
     text = to_latex(without_tags(without_thoughts(response)[-READ_CHARS:]))
+    text = _BOX_WITHOUT_BRACES.sub(r"\1{\2}", text)
     boxes = _boxes(text)
     last = _last_announcement(text, boxes)
     if last is None:

@@ -254,6 +254,8 @@ def _without_names(one: Sequence, other: Sequence) -> tuple[Sequence, Sequence]:
 def _same_sequence(one: Sequence, other: Sequence) -> bool:
     unordered = [sequence.opening in ("", "{") for sequence in (one, other)]
     if all(unordered):
+        if one.joint != other.joint and "or" in (one.joint, other.joint) and any(map(_is_inequality, one.items)):
+            return False  # they may be the same set all the same; that is decided by the numbers in it
         return _matched(_distinct(one), _distinct(other))
     if any(unordered) and "{" in (one.opening, other.opening):
         return False
@@ -264,6 +266,10 @@ def _same_sequence(one: Sequence, other: Sequence) -> bool:
     if len(brackets) > 1 and brackets != {"", "()"}:
         return False
     return all(equal(left, right) for left, right in zip(one.items, other.items, strict=True))
+
+
+def _is_inequality(reading: Reading) -> bool:
+    return isinstance(reading, Relation) and not {*_ORDERED}.isdisjoint(reading.operators)
 
 
 def _distinct(sequence: Sequence) -> list[Reading]:

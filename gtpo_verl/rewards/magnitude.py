@@ -72,6 +72,8 @@ def _bound(node: Any) -> Bound:
     if isinstance(node, sympy.exp):
         bits = 1.45 * _value(bounds[0]) if node.args[0].is_number else bounds[0].bits
         return _checked(bits, bits)
+    if isinstance(node, sympy.log):
+        return _checked(math.log2(max(2.0, bounds[0].bits)), total)
     if isinstance(node, _GROWS_LIKE_FACTORIAL) and node.args[0].is_number:
         value = _value(bounds[0])
         bits = value * max(1.0, bounds[0].log2)
@@ -82,6 +84,13 @@ def _bound(node: Any) -> Bound:
 
 
 def _power(node: sympy.Pow, base: Bound, exponent: Bound) -> Bound:
+    if isinstance(node.base, sympy.Integer) and abs(node.base) <= 1:
+        return Bound(0, 1)  # (-1)^{10^{100}}
+    if isinstance(node.base, sympy.Symbol) and node.exp.is_number:
+        return _checked(base.log2, base.bits + exponent.bits)  # nothing is expanded
+    if isinstance(node.base, sympy.Rational) and isinstance(node.exp, sympy.Rational) and abs(node.exp) < MAX_BITS:
+        size = _log2(abs(int(node.base.p))) - _log2(int(node.base.q))
+        return _checked(size * float(node.exp), base.bits * max(1.0, abs(float(node.exp))))
     if not node.exp.is_number:
         return _checked(max(base.log2, exponent.log2), base.bits + exponent.bits)
     # A power of something with symbols is expanded in as many terms as the exponent says.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from gtpo_verl.rewards.thoughts import without_tags
 from gtpo_verl.rewards.unicode_math import to_latex
@@ -25,14 +26,24 @@ _WHOLE_PAIRS = (("*", "*"), ("_", "_"), ("'", "'"))
 _LEADING = re.compile(
     r"^(?:[-=]+>|=(?!>)|:(?!\d)|~|\\(?:approx|simeq|sim|cong|implies|Rightarrow|rightarrow|to|therefore|quad|qquad)(?![A-Za-z]))\s*"
 )
-_TRAILING = re.compile(r"(?:[,;:?]|(?<!\\)\\\\|(?<!\\)\\[,;!: ]|\\q?quad)$")
+_TRAILING = re.compile(
+    r"(?:[,;:?]|(?<!\\)\\\\|(?<!\\)\\[,;!: .]|\\q?quad|\\(?:blacksquare|square|Box|qed|checkmark)(?:\{\})?)$"
+)
 _PLAIN = r"([+-]?\s*(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)"
 _PLAIN_NUMBER_IN_BRACKET = re.compile(rf"[(\[{{]*{_PLAIN}[)\]}}]+|[(\[{{]+{_PLAIN}")
 _DISPLAY = re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|center|split|math)\*?\}")
 
-_THOUSANDS_MARK = r"(?:\s*(?:\{,\}|,\\!|\\,|(?<!\\)\\ |\\!,|\\!|\\;|~)\s*)"
+_THOUSANDS_MARK = (
+    r"(?:\s*(?:\{,(?:\\!)?\}|\\(?:text|mbox|mathord|mathpunct)\s*\{,\}|,\\!|\\,|(?<!\\)\\ |\\!,|\\!|\\;|~)\s*)"
+)
 _MARKED_THOUSANDS = re.compile(rf"(?<![\d.])([1-9]\d{{0,2}}(?:{_THOUSANDS_MARK}\d{{3}})+)(?!\d|{_THOUSANDS_MARK}\d)")
-_REPLACEMENTS = [
+
+
+def _primes(found: re.Match[str]) -> str:
+    return "'" * found[0].count("prime")
+
+
+_REPLACEMENTS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), by)
     for pattern, by in (
         (r"\\(?:left|right|[bB]ig{1,2}[lrm]?)(?=[^a-zA-Z])\.?", ""),
@@ -44,6 +55,33 @@ _REPLACEMENTS = [
         (r"\\rangle(?![a-zA-Z])", ")"),
         (r"\\(?:lvert|rvert|vert)(?![a-zA-Z])", "|"),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|tiny|small|large|Large)(?![a-zA-Z])", ""),
+        (r"\\lg(?![a-zA-Z])", r"\\log"),
+        (r"\\colon(?![a-zA-Z])", ":"),
+        (r"\\not\s*=", r"\\neq "),
+        (r"\\not\s*\\in(?![a-zA-Z])", r"\\notin "),
+        (r"\\big(?=cup|cap)(cup|cap)(?![a-zA-Z_])", r"\\\1"),
+        (r"(?<=[)\]])\s*U\s*(?=[(\[]|\\\{)", r" \\cup "),
+        (r"(\\mathbb\s*(?:\{\s*[RQZNC]\s*\}|[RQZNC]))\s*-\s*(?=\\\{)", r"\1 \\setminus "),
+        # What only paints or underlines; the switches \rm and \bf as the commands with braces.
+        (r"\\(?:textcolor|colorbox|color)\s*\{[^{}]*\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1"),
+        (r"\\color\s*\{[^{}]*\}", ""),
+        (r"\\(?:underline|ensuremath)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1"),
+        (r"\\emph(?=\s*\{)", r"\\text"),
+        (r"\\mathtt(?=\s*\{)", r"\\mathrm"),
+        (r"\{\s*\\(rm|bf|it|sf|tt)(?![a-zA-Z])\s*([^{}]*)\}", r"\\mathrm{\2}"),
+        (r"^\\(?:rm|bf|it|sf|tt)(?![a-zA-Z])\s*", ""),
+        (r"\\rm(?![a-zA-Z])\s*([A-Za-z]+)$", r"\\mathrm{\1}"),
+        (r"\\(?:text|mathrm)\s*\{\s*(\\?[$€£¥₹₩₽¢])\s*\}", r"\1"),
+        (r"(?<=\d)\\(?:mathrm|text)\s*\{\s*[eE]\s*\}(?=\d)", "e"),
+        (r"\\(vec|hat|bar|tilde|mathbf|mathrm|overline)\s+([A-Za-z])(?![A-Za-z])", r"\\\1{\2}"),
+        (r"(\\(?:begin|end)\s*\{[pbvBV]?)smallmatrix(?=\})", r"\1matrix"),
+        (r"(\\(?:max|min|gcd))\s*\\\{([^{}\\]*)\\\}", r"\1(\2)"),
+        (r"\^\s*\{?\s*\\(?:top|intercal|mathsf\s*\{T\}|mathrm\s*\{T\}|text\s*\{T\})(?![a-zA-Z])\s*\}?", "^T"),
+        (r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|(\\prime)(?![a-zA-Z]))", _primes),
+        (r"(?:\{\}\s*)?[_^]\s*\{?(\d{1,3})\}?\s*C\s*_\s*\{?(\d{1,3})\}?", r"\\binom{\1}{\2}"),
+        (r"^\{(\d+)\}(?=\s*\\[dt]?frac)", r"\1"),
+        (r"^(-?\d+)\s*\{\s*(\\[dt]?frac\s*(?:\{\d+\}|\d)\s*(?:\{\d+\}|\d))\s*\}$", r"\1\2"),
+        (r"^([^{}\\]+)\\over(?![a-zA-Z])\s*([^{}\\]+)$", r"\\frac{\1}{\2}"),
         (r"\\phantom\s*(?:\{[^{}]*\}|[-+])", ""),
         (r"\\hspace\*?\s*\{[^{}]*\}", " "),
         # TeX puts no space after \!, and the others are spaces.
@@ -78,7 +116,7 @@ _REPLACEMENTS = [
         (r"\s+", " "),
     )
 ]
-_ENUMERATED = re.compile(r"^\(\s*([a-zA-Z])\s*\)$")
+_ENUMERATED = re.compile(r"^\(?\s*([a-zA-Z])\s*\)$")
 _ALL_TEXT = re.compile(
     r"^\\(?:text|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}$"
 )

@@ -36,6 +36,7 @@ FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 # What people write without a backslash.
 PLAIN_COMMANDS = {
     **{name: "\\" + name for name in FUNCTIONS - {"lcm"}},
+    "lg": r"\log",
     **{"asin": r"\arcsin", "acos": r"\arccos", "atan": r"\arctan", "lcm": r"\operatorname{lcm}", "sqrt": r"\sqrt"},
     **{"pi": r"\pi", "Pi": r"\pi", "theta": r"\theta", "alpha": r"\alpha", "beta": r"\beta", "phi": r"\phi"},
     **{"infinity": r"\infty", "infty": r"\infty", "inf": r"\infty", "oo": r"\infty"},
@@ -53,7 +54,7 @@ _PASSED = frozenset((r"\to", r"\rightarrow", r"\mathrm", r"\vec", r"\hat", r"\ba
 _OPENING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\{": r"\}"}
 _CLOSING = frozenset(_OPENING.values())
 
-_SCIENTIFIC = r"(?:\d+(?:\.\d+)?[eE][+-]?\d{1,4})(?![\dA-Za-z.^])"
+_SCIENTIFIC = r"(?:\d+(?:\.\d*)?[eE][+-]?\d{1,4})(?![\d.^]|(?!i(?![A-Za-z]))[A-Za-z])"
 _TOKEN = re.compile(
     rf"(?P<scientific>{_SCIENTIFIC})"
     r"|(?P<repeating>\d*\.\d*(?:\\overline|\\bar|\\dot)\s*\{?\s*\d+\s*\}?(?:\d*\\dot\s*\{?\d\}?)?|\d*\.\d*\(\d+\)(?![\d^!])"
@@ -275,6 +276,8 @@ class _Writer:
         """A function with what belongs to its name; what follows is its argument."""
         self.written.append(name)
         self._scripts(digits_are_one=name == r"\log")
+        if name == r"\log" and self.written[-1] == "_{0}":
+            raise Undefined("a logarithm to base 0")
         if not self.text[self.place :].strip():
             raise Unreadable(f"{name} of nothing")
         self.left = None

@@ -18,7 +18,10 @@ _DIGITS = 1000  # Python converts no more than 4,300, in quadratic time
 _NUMERAL = re.compile(
     r"(-?(?:[0-9A-Z]+(?:\.[0-9A-Z]+)?|[0-9a-f]+(?=\s*_\s*\{?\s*16\b)))\s*_\s*(?:\{\s*(\d{1,2})\s*\}|(\d{1,2}))"
 )
+_NUMBER_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_BASES = {name: f"{{{base}}}" for base, name in enumerate(_NUMBER_WORDS, start=2)} | {"sixteen": "{16}"}
 _CLOCK = re.compile(r"(\d{1,4})\s*:\s*(\d{1,4})(?:\s*:\s*(\d{1,4}))?\s*([ap]\.?\s?m\b\.?)?", re.IGNORECASE)
+_NAMED_HOURS = {"noon": "12:00 pm", "12 noon": "12:00 pm", "midnight": "12:00 am", "12 midnight": "12:00 am"}
 _HOUR = re.compile(r"(\d{1,2})\s*([ap]\.?\s?m\b\.?)", re.IGNORECASE)
 # A sign or a point within a number is none; a hyphen within a word is.
 _PUNCTUATION = re.compile(r"[\"'`;!?~$]|[.,:](?!\d)|(?<=[a-z])-(?=[a-z])")
@@ -44,7 +47,8 @@ def plain_number(text: str) -> Value | None:
 
 
 def clock(text: str) -> Clock | None:
-    plain = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text).strip()
+    plain = re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r" \1 ", text).strip()
+    plain = _NAMED_HOURS.get(plain.casefold(), plain)
     if found := _CLOCK.fullmatch(plain):
         parts = tuple(int(part) for part in found.groups()[:3] if part is not None)
         is_time = all(len(part) == 2 and int(part) < 60 for part in found.groups()[1:3] if part is not None)
@@ -56,7 +60,7 @@ def clock(text: str) -> Clock | None:
 
 def _lowest(parts: tuple[int, ...]) -> tuple[int, ...]:
     divisor = gcd(*parts)
-    return tuple(part // divisor for part in parts) if divisor else parts
+    return tuple(part // divisor for part in parts) if all(parts) else parts  # 1:0 is not 2:0
 
 
 def _half(text: str | None) -> str:
@@ -64,7 +68,9 @@ def _half(text: str | None) -> str:
 
 
 def numeral(text: str) -> Numeral | None:
-    found = _NUMERAL.fullmatch(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text))
+    text = re.sub(r"\\(?:text|mathrm)\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"(?<=_)\s*\{?\s*([a-z]{3,11})\s*\}?$", lambda match: _BASES.get(match[1], match[0]), text)
+    found = _NUMERAL.fullmatch(re.sub(r"^\((-?\d+)\)(?=\s*_)", r"\1", text))
     if found is None or not any(map(str.isdigit, found[1])):
         return None
     sign, digits = ("-", found[1][1:]) if found[1].startswith("-") else ("", found[1])

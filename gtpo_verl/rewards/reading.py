@@ -20,10 +20,11 @@ _MAX_AMBIGUOUS_SIGNS = 3
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|per ?cent)\s*\}|(?<![a-zA-Z])per ?cent)$")
 _ALL_REALS = ("all real numbers", "all reals", "real numbers", "the real numbers", "all real numbers x")
 _NAMED_RATIO = re.compile(r"[A-Za-z]+(?:\s*:\s*[A-Za-z]+)+")
+_RATIO = re.compile(r"\s*([^:|]+?)\s*:\s*([^:|]+?)\s*")
 _DOMAIN = re.compile(r"\\(?:mathbb|mathbf|Bbb)\s*(?:\{\s*([RZQNC])\s*\}|([RZQNC]))")
 _AMBIGUOUS_POWER = re.compile(r"(?<![\d.])(\d+)e([+-])(\d)(?![\d.])")
 _AND = re.compile(
-    r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(?:and|or|und|et)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|vee)(?![a-zA-Z]))"
+    r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(?:and|or|und|et)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\(?:lor|vee|land)(?![a-zA-Z]))"
     r"\s*,?\s*"
 )
 _TOKENS = re.compile(r"\\begin\s*\{\w+\*?\}|\\end\s*\{\w+\*?\}|\\[A-Za-z]+|\\.|[()\[\]{}]|[^\\()\[\]{}]", re.DOTALL)
@@ -32,6 +33,7 @@ _RELATIONS = {
     **{r"\simeq": "~", r"\sim": "~", r"\cong": "~", r"\equiv": "==", r"\notin": "notin"},
 }
 _SET_OPERATORS = (r"\cup", r"\cap", r"\setminus")
+_DERIVATIVE = re.compile(r"\s*[A-Za-z]'{1,3}\s*(?:\(\s*[a-z]\s*\))?\s*")
 _BUILDER = re.compile(r"^\\\{\s*(?:(?:[^|:{}]|\{[A-Z]\})*?)\s*(?:\||:|\\mid(?![a-z]))\s*([^|]*)\\\}$")
 _FRENCH = re.compile(r"^([\[\]])([^\[\](){}]*[,;][^\[\](){}]*)([\[\]])$")
 _PLAIN_SET = re.compile(r"^\{([^{}]*,.*)\}$")
@@ -109,11 +111,16 @@ def _relation(text: str) -> Reading:
         if any(not piece.strip() for piece in pieces):
             raise Unreadable("a relation without a side")
         if operators:
-            return Relation(tuple(_RELATIONS[operator] for operator in operators), tuple(map(read, pieces)))
+            return Relation(tuple(_RELATIONS[operator] for operator in operators), tuple(map(_side, pieces)))
         return read(pieces[0])
     if joints:
         return Combination(tuple(joints), tuple(map(read, parts)))
     return _bracketed(text)
+
+
+def _side(text: str) -> Reading:
+    """A side of a relation, which may be the name of a derivative: f'(x)."""
+    return Words("".join(text.split())) if _DERIVATIVE.fullmatch(text) else read(text)
 
 
 def _bracketed(text: str) -> Reading:
@@ -150,6 +157,12 @@ def _value(text: str) -> Value | Words:
     text = text.strip()
     if text != whole and (number := plain_number(text)):
         return Value(number.text, number.number, number.decimal, None, unit, percent)
+    ratio = _RATIO.fullmatch(text)
+    if ratio and not is_words(text) and not _NAMED_RATIO.fullmatch(text):
+        above, below = (plain_number(part) for part in ratio.groups())
+        if above and below and above.number is not None and below.number:
+            return Value(text, above.number / below.number, False, None, unit, percent)
+        text = rf"\frac{{{ratio[1]}}}{{{ratio[2]}}}"
     if is_words(text) or _NAMED_RATIO.fullmatch(text):
         return words(whole)
     expression = rewrite(text)

@@ -17,10 +17,12 @@ MAX_ANSWER_CHARS = 2000
 # The parser's time doubles with every pair of braces around the same: 16 take 6 s.
 MAX_NESTING = 16
 _MOST_WORDS = 10
-_NO_WORDS = re.compile(r"[#<>\[\]|=]|https?:")
+_NO_WORDS = re.compile(r"[#<>\[\]|=]|https?:|//")
 # Where a data set has nothing to say, or says it elsewhere.
 _NO_ANSWER = re.compile(
-    r"(?:please )?(?:see|refer|consult)\b.*|(?:the )?(?:proof|solution|explanation|answers? (?:may )?var(?:y|ies))\b.*"
+    r"(?:please )?(?:see|refer|consult)\b.*|(?:the )?(?:proof|solution|explanation)\b.*"
+    r"|answers? (?:(?:may|will|can) )?var(?:y|ies)\b.*|(?:the )?(?:final )?answer (?:is|key|in|on|above|below)\b.*"
+    r"|to be (?:determined|announced)|(?:as )?above|tba"
     r"|(?:prove|show) .*|proved|proven|qed|n/?a|nan|null|tbd|todo|not (?:available|given|provided|found)"
     r"|no answer.*|unknown|omitted|(?:open[- ]ended|free response).*|\\?boxed"
 )

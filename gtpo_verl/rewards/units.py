@@ -12,13 +12,13 @@ import re
 # One line per unit: its name here, then other spellings.
 _SPELLINGS = """
 mm millimeter millimeters millimetre millimetres
-cm centimeter centimeters centimetre centimetres
+cm CM Cm centimeter centimeters centimetre centimetres
 dm decimeter decimeters decimetre decimetres
 m meter meters metre metres
-km kilometer kilometers kilometre kilometres kms
+km KM Km kilometer kilometers kilometre kilometres kms
 nm nanometer nanometers
-inch inches in.
-ft foot feet ft.
+inch inches in in.
+ft FT Ft foot feet ft.
 yd yard yards yds
 mi mile miles
 acre acres
@@ -35,10 +35,10 @@ tablespoon tablespoons tbsp
 teaspoon teaspoons tsp
 mg milligram milligrams
 g gram grams gm gms
-kg kilogram kilograms kgs
+kg KG Kg kilogram kilograms kgs
 ton tons tonne tonnes
 oz ounce ounces
-lb lbs pound pounds
+lb LB lbs LBS pound pounds
 ms millisecond milliseconds
 s sec secs second seconds
 min mins minute minutes
@@ -74,8 +74,13 @@ cent cents
 euro euros EUR eur
 GBP gbp
 yen JPY jpy
-rupee rupees INR inr
+rupee rupees INR inr Rs Rs.
+franc francs CHF
+won KRW
+ruble rubles RUB
+peso pesos
 yuan CNY cny RMB rmb
+rev revolution revolutions revs
 bit bits
 byte bytes
 unit units
@@ -94,7 +99,7 @@ solution root zero factor divisor multiple term prime pair set subset triple tup
 polygon region side edge vertex face diagonal angle point line segment sequence function permutation combination
 arrangement path route outcome case choice possibility game match round trip vote problem question test class grade
 item object thing time lap roll flip toss move turn jump row column sock shirt hat shoe glove dress button ring dollar
-nickel dime penny quarter barrel bucket container crate packet package pack
+nickel dime penny quarter barrel bucket container crate packet package pack handshake share
 """
 
 _IRREGULAR = {
@@ -103,6 +108,7 @@ _IRREGULAR = {
 }
 # They say what kind of thing is counted, and say nothing of how many.
 _ADJECTIVES = frozenset("distinct different possible total right red blue green black white real positive".split())  # noqa: SIM905
+_ADJECTIVES |= {"ordered"}
 # Counted nouns that say something else after a number.
 _NO_UNITS = frozenset("time times square quarter quarters prime primes zero zeros root triple set".split())  # noqa: SIM905
 
@@ -120,16 +126,39 @@ _NAMES: dict[str, str] = {
     **{spelling: line.split()[0] for line in _SPELLINGS.strip().splitlines() for spelling in line.split()},
 }
 _CURRENCIES = {"\\$": "dollar", "$": "dollar", "€": "euro", "£": "GBP", "¥": "yen", "₹": "rupee", "¢": "cent"}
-_CURRENCY_COMMANDS = {r"\euro": "€", r"\texteuro": "€", r"\pounds": "£", r"\textsterling": "£", r"\yen": "¥"}
+_CURRENCIES |= {"₩": "won", "₽": "ruble", "円": "yen", "元": "yuan"}
+_CURRENCY_COMMANDS = {
+    r"\euro": "€",
+    r"\texteuro": "€",
+    r"\pounds": "£",
+    r"\textsterling": "£",
+    r"\yen": "¥",
+    r"\textdollar": r"\$",
+    r"\mathdollar": r"\$",
+}
+_CODES = frozenset("USD EUR GBP JPY INR CNY RMB CHF KRW RUB".split())  # noqa: SIM905
 
-_PREFIX = re.compile(r"^([+-]?\s*)(?:(?:US|A|C)?(\\\$|[$€£¥₹])|(USD|EUR|GBP|JPY|INR|CNY|RMB)(?=\s*\d))\s*(?=[\d.\\(-])")
-_SUFFIX = re.compile(r"\s*(\\\$|[$€£¥₹¢])$")
+_PREFIX = re.compile(
+    r"^([+-]?\s*)(?:(?:US|AU?|CA?|HK|NZ|S)?(\\\$|[$€£¥₹₩₽])|"
+    r"(USD|EUR|GBP|JPY|INR|CNY|RMB|CHF|KRW|RUB|Rs\.?)(?=\s*\d))\s*(?=[\d.\\(-])"
+)
+_SUFFIX = re.compile(r"\s*(\\\$|[$€£¥₹₩₽¢円元])$")
+_PER = re.compile(r"(?<=[\d})])\s*(?:/\s*|per\s+|\\text\s*\{\s*(?:/|per )\s*)([A-Za-z]{2,12})\s*\}?$")
 _DEGREES = re.compile(r"\s*\^\s*\\circ\s*(?:\\(?:text|mathrm)\s*\{\s*([CF])\s*\}|([CF]))?$")
 _ANGULAR = {"C": "degC", "F": "degF", None: "degree"}
 _DEGREES_OF_HEAT = re.compile(r"\bdeg(?:rees?)? (?:(c|f)(?:elsius|ahrenheit)|(C|F))\b", re.IGNORECASE)
 _ATOM = re.compile(r"([A-Za-z]+\.?)(?:\s*\^?\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
 _POWERS = {"square": 2, "sq": 2, "sq.": 2, "cubic": 3, "cu": 3, "cu.": 3}
-_PERIODS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h", "fps": "ft/s", "rpm": "rpm"}
+_POWERS_AFTER = {"squared": 2, "cubed": 3}
+_PERIODS = {
+    "mph": "mi/h",
+    "kmh": "km/h",
+    "kph": "km/h",
+    "kmph": "km/h",
+    "fps": "ft/s",
+    "rpm": "rev/min",
+    "mpg": "mi/gal",
+}
 
 # The end of an answer that may be a unit: set as text, or words after a number.
 _SET_AS_TEXT = re.compile(
@@ -139,9 +168,10 @@ _SET_AS_TEXT = re.compile(
 _COMMAND = re.compile(r"\\(?:text|mathrm|textrm|operatorname)\s*\{([^{}]*)\}")
 _POWER = r"(?: ?\^ ?(?:\{-?\d\}|-?\d)|[23](?![\d.]))?"
 _WORDS = re.compile(
-    rf"(?<=[\d}})\s])( ?)([A-Za-z]{{1,20}}\.?{_POWER}(?:(?: ?(?:/|\\cdot) ?| )[A-Za-z]{{1,20}}\.?{_POWER}){{0,7}})$"
+    rf"(?<=[\d}})\s])( ?)(?![eE]\d)"
+    rf"([A-Za-z]{{1,20}}\.?{_POWER}(?:(?: ?(?:/|\\cdot) ?| )[A-Za-z]{{1,20}}\.?{_POWER}){{0,7}})$"
 )
-_ENDS_IN_NUMBER = re.compile(r"(?:^|[^A-Za-z\\])\d[\d.,]*$")
+_ENDS_IN_NUMBER = re.compile(r"(?:^|[^A-Za-z\\])\d[\d.,]*(?:[eE][+-]?\d+)?$")
 _ANGLE = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")  # \sin 30^\circ is the sine of an angle, not an angle
 _WORD_INSIDE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
 
@@ -161,6 +191,8 @@ def split_unit(text: str) -> tuple[str, Unit]:
         currency = _CURRENCIES.get(prefix[2], _NAMES.get(prefix[3] or "", ""))
         if not unit or unit == ((currency, 1),):
             return rest, ((currency, 1),)
+        if all(power < 0 for _, power in unit):  # $5 per hour
+            return rest, tuple(sorted((*unit, (currency, 1))))
         return text, ()
     if (suffix := _SUFFIX.search(text)) and suffix.start():
         return text[: suffix.start()], ((_CURRENCIES[suffix[1]], 1),)
@@ -170,11 +202,13 @@ def split_unit(text: str) -> tuple[str, Unit]:
         unit = read_unit(_COMMAND.sub(r" \1 ", end[0]))
         if unit:
             return text[: end.start()].rstrip(), unit
+    if (per := _PER.search(text)) and (unit := read_unit(per[1])):
+        return text[: per.start()], tuple((name, -power) for name, power in unit)
     if words := _WORDS.search(text):
         number = text[: words.start()].rstrip()
         unit = read_unit(words[2])
         # ``2m`` is a product, ``2 m`` and ``2cm`` are lengths; ``x m`` is a product, ``x cm`` a length.
-        single = len(words[2].rstrip(".")) == 1 or (len(words[2]) < 4 and words[2].isupper())
+        single = len(words[2].rstrip(".")) == 1 or (len(words[2]) < 4 and words[2].isupper() and words[2] not in _CODES)
         spaced = bool(words[1]) or text[words.start() - 1].isspace()
         if not number or _WORD_INSIDE.search(number):
             return text, ()
@@ -187,6 +221,7 @@ def read_unit(text: str) -> Unit:
     """The unit that a text names; empty if some word in it is none."""
     text = re.sub(r"(?<=[A-Za-z])-(?=[A-Za-z])", " ", text.replace(r"\cdot", " "))
     text = " ".join(text.split()).strip(" .")
+    text = re.sub(r"((?:year|month|week|day)s?) old$", r"\1", text)
     for period, long in _PERIODS.items():
         text = re.sub(rf"(?<![A-Za-z]){period}(?![A-Za-z])", long, text)
     text = _DEGREES_OF_HEAT.sub(lambda match: "deg" + (match[1] or match[2]).upper(), text)
@@ -205,6 +240,7 @@ def _product(text: str) -> dict[str, int]:
     """The powers of the units in ``square meters`` or ``kg m^2``; empty if some word is no unit."""
     powers: dict[str, int] = {}
     squared = 1
+    last: str | None = None  # the unit that "squared" after it means
     place = 0
     while place < len(text):
         atom = _ATOM.match(text, place)
@@ -214,12 +250,15 @@ def _product(text: str) -> dict[str, int]:
         place = atom.end()
         while place < len(text) and text[place] == " ":
             place += 1
-        if word in _POWERS and place < len(text):
+        if word in _POWERS_AFTER and last is not None:
+            powers[last] *= _POWERS_AFTER[word]
+            last = None
+        elif word in _POWERS and place < len(text):
             squared = _POWERS[word]
         elif word not in _ADJECTIVES or place == len(text):
             name = _NAMES.get(word) or _NAMES.get(word.rstrip(".")) or _NAMES.get(word.rstrip(".").lower())
             if name is None or (len(word) < 3 and word.rstrip(".") not in _NAMES):
                 return {}
             powers[name] = powers.get(name, 0) + power * squared
-            squared = 1
+            squared, last = 1, name
     return powers if squared == 1 else {}

@@ -68,10 +68,7 @@ def whole_weights(actor: Path, world_size: int, shards: int) -> "dict[str, Tenso
     import torch
     from torch.distributed.tensor import DTensor, Shard
 
-    parts: list[dict[str, Any]] = [
-        torch.load(actor / f"model_world_size_{world_size}_rank_{rank}.pt", map_location="cpu", weights_only=False)
-        for rank in range(shards)
-    ]
+    parts = [load_shard(actor / f"model_world_size_{world_size}_rank_{rank}.pt") for rank in range(shards)]
 
     def whole(name: str) -> "Tensor":
         first = parts[0][name]
@@ -82,6 +79,27 @@ def whole_weights(actor: Path, world_size: int, shards: int) -> "dict[str, Tenso
         return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
 
     return {name: whole(name) for name in parts[0]}
+
+
+def load_shard(path: Path, mmap: bool = False) -> "dict[str, Any]":
+    """A rank's weights, without running what else a pickle could hold.
+
+    Args:
+        mmap: leaves the tensors on the disk until they are read.
+
+    Raises:
+        ValueError: it holds something else than tensors; names the file.
+    """
+    import pickle
+
+    import torch
+    import torch.distributed.tensor  # makes sharded tensors known to torch.load
+
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        reason = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
+        raise ValueError(f"{path}: more than weights is in it, and that would be run; not loaded ({reason})") from error
 
 
 def _adapter_config(actor: Path, weights: "dict[str, Tensor]", names: list[str]) -> "PeftConfig":

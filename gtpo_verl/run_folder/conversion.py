@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from gtpo_verl.run_folder.adapters import adapter_names, with_adapter
+from gtpo_verl.run_folder.adapters import adapter_names, load_shard, with_adapter
 from gtpo_verl.run_folder.checkpoints import TRACKER, CheckpointFolder, saved_ranks
 from gtpo_verl.run_folder.wholeness import actor_problem
 
@@ -94,6 +94,8 @@ def _merge(actor: Path, target: Path) -> None:
             _check_names(state_dict, self.get_transformers_auto_model_class(), self.model_config, actor)
             super().save_hf_model_and_tokenizer(state_dict)
 
+    for shard in sorted(actor.glob("model_world_size_*_rank_*.pt")):
+        load_shard(shard, mmap=True)  # verl's merger would run whatever code is in it
     config = ModelMergerConfig(
         operation="merge",
         backend="fsdp",
@@ -116,7 +118,13 @@ def _check_names(weights: dict, model_class, model_config, actor: Path) -> None:
         model = model_class.from_config(model_config)
     wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     given = {name: tuple(weight.shape) for name, weight in weights.items()}
-    tied = set(model.all_tied_weights_keys) if model_config.get_text_config().tie_word_embeddings else set()
+    tied = dict(model.all_tied_weights_keys) if model_config.get_text_config().tie_word_embeddings else {}
+    for name, other in tied.items():  # an adapter of the output layer; transformers would write one of the two
+        if name in weights and other in weights and not torch.equal(weights[name], weights[other]):
+            raise ValueError(
+                f"{actor}: {name} and {other} differ, as of an adapter on one of them, and the model of "
+                f"{actor / 'huggingface/config.json'} has them as one (tie_word_embeddings)"
+            )
     for name in sorted(given.keys() | wanted.keys()):
         if given.get(name) != wanted.get(name) and not (name in tied and name not in given):
             raise ValueError(

@@ -74,6 +74,8 @@ def test_what_responses_can_be_graded_against(truth: object) -> None:
         *(("9" * 2001, "2001 characters"), ("(" * 17 + "1" + ")" * 17, "nested")),
         *((PROSE, "words"), ("So we get 6 * 3 = 18\n#### 18", "graded"), ("#### 18", "")),
         *((r"\text{See solution}", "no answer"), ("See the explanation above", "no answer"), ("N/A", "no answer")),
+        *(("Answers will vary", "no answer"), ("The answer is 5.", "no answer"), ("To be determined", "no answer")),
+        *(("http://example.org/5", ""), ("answer key", "no answer")),
         *(("Proof.", "no answer"), ("Answers may vary", "no answer"), ("See https://example.org", "no answer")),
         *((r"\frac{1}{0}", "value"), ("0/0", "value"), (r"\infty - \infty", "value"), (r"\frac{0}{0}", "value")),
         *((r"\frac{1}{2", "graded"), ("12 13", "graded"), ("(1,2", "graded"), (r"\sqrt{", "graded"), ("1 +", "graded")),

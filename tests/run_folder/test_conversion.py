@@ -140,6 +140,40 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert result.stderr == f"error: {tmp_path / 'nowhere'}: no such folder\n"
 
 
+def test_weights_that_are_one_and_were_trained_apart_are_refused(saved: Path, tmp_path: Path) -> None:
+    """As by an adapter of the output layer; transformers would write the embedding for both."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from gtpo_verl.run_folder.conversion import _check_names
+
+    config = AutoConfig.from_pretrained(saved / "tied")
+    weights = AutoModelForCausalLM.from_pretrained(saved / "tied").state_dict()
+    _check_names(weights, AutoModelForCausalLM, config, tmp_path)
+    weights["lm_head.weight"] = weights["lm_head.weight"] + 1
+    with pytest.raises(ValueError, match=r"lm_head\.weight and model\.embed_tokens\.weight differ"):
+        _check_names(weights, AutoModelForCausalLM, config, tmp_path)
+
+
+class Harm:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("case", ["untied-fsdp2", "untied-fsdp", "adapter-fsdp2"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nothing_in_a_shard_is_run(saved: Path, tmp_path: Path, case: str, rank: int) -> None:
+    run = adapted_run(saved, tmp_path, case, lora_alpha=10)
+    shard = run / f"checkpoints/global_step_1/actor/model_world_size_2_rank_{rank}.pt"
+    torch.save({**torch.load(shard, weights_only=False), "z": Harm(tmp_path / "harm")}, shard)
+    with pytest.raises(ValueError, match=rf"rank_{rank}\.pt: more than weights"):
+        convert(run / "checkpoints/global_step_1", tmp_path / "model")
+    assert not (tmp_path / "harm").exists()
+    assert not (tmp_path / "model").exists()
+
+
 ADAPTERS = ["adapter-fsdp2", "adapter-fsdp", "adapter-tied", "adapter-of-some", "adapter-alone"]
 
 
