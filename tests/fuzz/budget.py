@@ -1,7 +1,8 @@
 """How long a property is tried: some dozens of fixed examples in every run of the tests, or minutes of new ones.
 
-``GTPO_VERL_FUZZ_MINUTES=15 pytest -s tests/fuzz/test_reward.py`` gives the properties of a file so many minutes together
-and says how many examples they were tried on. What is found then is mended, and kept as an ``@example`` or a row.
+``GTPO_VERL_FUZZ_MINUTES=15 pytest -s tests/fuzz/test_reward.py`` gives the properties of a file so many minutes
+together, and says how many examples they were tried on. What is found then is mended, and kept as an ``@example`` or a
+row.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from budget import tried
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from test_table import WRAPPINGS, changes
 
@@ -283,6 +283,8 @@ UNITS = [
 
 
 @tried(60)
+@example(number=Fraction(1, 2), units=["m", "cm"], text=False)
+@example(number=Fraction(-5, 2), units=["m", "cm"], text=False)
 @given(number=VALUES, units=st.lists(st.sampled_from(UNITS), min_size=2, max_size=2, unique=True), text=st.booleans())
 def test_a_unit_may_be_left_out_and_two_are_never_both_dropped(number, units: list[str], text: bool, pools) -> None:
     one, other = (rf"{spelled(number)} \text{{ {unit}}}" if text else f"{spelled(number)} {unit}" for unit in units)
@@ -297,6 +299,7 @@ WORDS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=4, max_size=9)
 @tried(60)
 @given(word=WORDS, order=st.randoms(use_true_random=False))
 def test_a_word_is_itself_whatever_its_case_and_no_other_order_of_its_letters(word: str, order, pools) -> None:
+    assume(problem_with_truth(word) is None)  # the name of a function, such as ceil, is no answer
     letters = list(word)
     order.shuffle(letters)
     other = "".join(letters)
@@ -351,6 +354,7 @@ FOUND = [
     (r" 8\text{, and }\mp10^{x Yes! \sqrt[3]{8}}", "8"),
     (r"554^{x\ - 6x^2 +134}", r"554^{x\ - 6x^2 +135}"),
     (r"\{\emptyset\}", r"\emptyset"),
+    (r"\int\vec{v}\log_2\max(1,2)\sqrt[3]{8}f(x)", "-256"),
 ]
 
 
