@@ -33,10 +33,40 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_module("gtpo_verl.configs", version_base=None):
             config = compose("train", [*verl_search_path(overrides), *overrides])
-        OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error)) from error
+    resolve(config)
     return config
+
+
+def resolve(config: DictConfig) -> None:
+    """Puts values in the place of all interpolations.
+
+    Raises:
+        ValueError: one has no value; names its key and what it says.
+    """
+    try:
+        OmegaConf.resolve(config)
+    except (OmegaConfBaseException, RecursionError) as error:
+        where = _unresolvable(config)
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{where}: {said}" if where else str(error)) from error
+
+
+def _unresolvable(node: Any, prefix: str = "") -> str | None:
+    """The first key, with its interpolation, that has no value."""
+    names: Any = node.keys() if isinstance(node, DictConfig) else range(len(node))
+    for name in names:
+        if OmegaConf.is_missing(node, name):
+            continue
+        try:
+            value = node[name]
+        except (OmegaConfBaseException, RecursionError):
+            return f"{prefix}{name}={node._get_node(name)._value()}"
+        inside = OmegaConf.is_config(value) and not OmegaConf.is_interpolation(node, name)
+        if inside and (found := _unresolvable(value, f"{prefix}{name}.")):
+            return found
+    return None
 
 
 def verl_search_path(overrides: Sequence[str]) -> list[str]:

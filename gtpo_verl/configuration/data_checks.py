@@ -80,14 +80,21 @@ def check_data(
     """
     rows = 0
     paths = [Path(file).expanduser() for file in listed(files)]
+    if not paths:
+        raise FileNotFoundError(f"{key}={files}: no file is named")
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"{key}={path}: no such file")
-        read = read_by_verl([path])
-        names = prompt_key, reward_fn_key
-        rows += check_rows(path, read.column_names, read.select_columns, read.data.validate, *names, problem_with_truth)
-    if len(paths) > 1:
-        read_by_verl(paths)  # their columns must go together
+    names = prompt_key, reward_fn_key
+    try:
+        for path in paths:
+            read = read_by_verl([path])
+            columns, select, validate = read.column_names, read.select_columns, read.data.validate
+            rows += check_rows(path, columns, select, validate, *names, problem_with_truth)
+        if len(paths) > 1:
+            read_by_verl(paths)  # their columns must go together
+    except DataFileError as error:  # which begins with the file
+        raise DataFileError(f"{key}={error}") from error
     return rows
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from gtpo_verl.configuration.checks import validates_only
+from gtpo_verl.configuration.composition import resolve
+from gtpo_verl.configuration.kinds import check_kinds
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.runtime import devices
 
@@ -23,7 +25,7 @@ def prepare(config: DictConfig) -> None:
     settings = RecipeSettings.from_config(config)
     if settings.task is not None:
         fill_in_task(config, settings.task, settings.cache_dir)
-    OmegaConf.resolve(config)
+    resolve(config)
 
 
 def set_environment(config: DictConfig) -> None:
@@ -32,6 +34,7 @@ def set_environment(config: DictConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
+    check_kinds(config)
     expand_home(config)
     settings = RecipeSettings.from_config(config)
     if OmegaConf.select(config, "trainer.device") == "cpu":
@@ -63,19 +66,28 @@ _PATHS = (
     "critic.model.tokenizer_path",
     "reward.reward_model.model_path",
     "reward.custom_reward_function.path",
+    "ray_kwargs.ray_init._temp_dir",
 )
+_SEVERAL = ("data.train_files", "data.val_files")
 
 
 def expand_home(config: DictConfig) -> None:
-    """Puts the home folder in the place of `~` in every path, in place."""
+    """Puts the home folder in the place of `~` in every path, in place.
+
+    Raises:
+        ValueError: a value that is no path, by its key.
+    """
     for key in _PATHS:
         value = OmegaConf.select(config, key)
-        if isinstance(value, ListConfig):
-            expanded: Any = [os.path.expanduser(file) if isinstance(file, str) else file for file in value]
-        elif isinstance(value, str):
-            expanded = os.path.expanduser(value)
-        else:
+        if value is None:
             continue
+        several = isinstance(value, ListConfig)
+        if several and key not in _SEVERAL:
+            raise ValueError(f"{key}={value} must be one path")
+        for path in value if several else [value]:
+            if isinstance(path, bool) or not isinstance(path, str | int | float) or "\0" in str(path):
+                raise ValueError(f"{key}={value!r} must be a path")
+        expanded: Any = [os.path.expanduser(str(path)) for path in value] if several else os.path.expanduser(str(value))
         if expanded != value:
             OmegaConf.update(config, key, expanded)
 

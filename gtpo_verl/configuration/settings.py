@@ -58,7 +58,7 @@ class RecipeSettings:
         """The group `gtpo_verl` of a whole configuration, verl's behaviour where there is none.
 
         Raises:
-            ValueError: an unknown key, by name.
+            ValueError: an unknown key, or a value that is none for its key, by name.
         """
         if "gtpo_verl" not in config:
             return cls(fused_entropy=False, fast_rollout=False)
@@ -74,9 +74,17 @@ class RecipeSettings:
             raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
         if given.get("stall_timeout", 0) < 0:
             raise ValueError(f"gtpo_verl.stall_timeout = {given['stall_timeout']} must not be negative (seconds)")
+        if (env := given.get("env")) is not None:
+            given["env"] = {name: _variable(f"gtpo_verl.env.{name}", value) for name, value in env.items()}
         settings = cls(**given)
         _check_token_dump(settings)
         return settings
+
+
+def _variable(key: str, value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None) or "\0" in str(value):
+        raise ValueError(f"{key}={value!r} must be a text; quote it")
+    return None if value is None else str(value)
 
 
 def _check_token_dump(settings: RecipeSettings) -> None:

@@ -83,21 +83,12 @@ def check(config: DictConfig) -> RunInfo:
     hooks.check_registration()
     from verl.utils.device import auto_set_device
 
-    from gtpo_verl.configuration.checks import check_config, validates_only
-    from gtpo_verl.configuration.refusals import refuse_on_driver
-    from gtpo_verl.run_folder.checkpoints import CheckpointFolder, check_resume, resumed_checkpoint, resumed_step
-    from gtpo_verl.run_folder.fit import check_fit
-    from gtpo_verl.run_folder.trackers import check_trackers
+    from gtpo_verl.configuration.checks import validates_only
+    from gtpo_verl.run_folder.checkpoints import CheckpointFolder, resumed_step
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
-    notes = check_config(config)
-    check_trackers(config.trainer.logger)
-    check_resume(config)
-    refuse_on_driver(config, settings)
-    if (checkpoint := resumed_checkpoint(config)) is not None:
-        check_fit(config, checkpoint)
-
+    notes = refuse(config)
     run_dir = Path(settings.run_dir).absolute()
     checkpoints = Path(config.trainer.default_local_dir).absolute()
     resolved, text = run_dir / "config.yaml", to_yaml(config)
@@ -134,6 +125,30 @@ def check(config: DictConfig) -> RunInfo:
     if early_log is not None:
         print(early_log.read_text(encoding="utf-8", errors="replace"), flush=True)
     return info
+
+
+def refuse(config: DictConfig) -> list[str]:
+    """Refuses what the driver can know to fail, of a configuration that `prepare` has left.
+
+    Returns:
+        Warnings: combinations that work but are hardly meant.
+
+    Raises:
+        ValueError, OSError: naming the key or file.
+    """
+    from gtpo_verl.configuration.checks import check_config
+    from gtpo_verl.configuration.refusals import refuse_on_driver
+    from gtpo_verl.run_folder.checkpoints import check_resume, resumed_checkpoint
+    from gtpo_verl.run_folder.fit import check_fit
+    from gtpo_verl.run_folder.trackers import check_trackers
+
+    notes = check_config(config)
+    check_trackers(config.trainer.logger)
+    check_resume(config)
+    refuse_on_driver(config, RecipeSettings.from_config(config))
+    if (checkpoint := resumed_checkpoint(config)) is not None:
+        check_fit(config, checkpoint)
+    return notes
 
 
 def _differing(before: str, config: DictConfig, temporary: str | None) -> tuple[list[str], str]:

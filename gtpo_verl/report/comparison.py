@@ -131,9 +131,10 @@ def _values(measure: Measure, group: Sequence[Run], step: int, at: int) -> dict[
         series = measure.series(run.log)
         if run.log.last_step >= step and measure.validation and at in series:
             found[run.seed] = series[at]
-        elif run.log.last_step >= step and not measure.validation and series:
+        elif run.log.last_step >= step and not measure.validation:
             values = [value for logged, value in sorted(series.items()) if logged <= step]
-            found[run.seed] = float(np.mean(values[-_window(values) :]))
+            if values:
+                found[run.seed] = float(np.mean(values[-_window(values) :]))
     return found
 
 

@@ -51,10 +51,21 @@ def draw(runs: RunSet, measures: Sequence[Measure], title: str) -> Figure:
         _draw_panel(ax, measure, runs)
     for ax in axes[len(measures) :]:
         ax.set_axis_off()
-    figure.suptitle("\n".join([title, *_legend_text(runs)]), fontsize=12)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False, fontsize=11)
+    figure.suptitle("\n".join([title, *_legend_text(runs)]), fontsize=12, parse_math=False)
+    # Not by their labels, of which matplotlib leaves those out that begin with an underscore.
+    lines = {line.get_gid(): line for line in axes[0].lines}
+    handles = [lines[_mean_id(measures[0], algorithm)] for algorithm in runs.groups]
+    labels = [label(algorithm) for algorithm in runs.groups]
+    legend = figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(len(labels), 5), frameon=False, fontsize=11
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a run may be called lr=$1
     return figure
+
+
+def _mean_id(measure: Measure, algorithm: str) -> str:
+    return f"{measure.key}/{algorithm}/mean"
 
 
 def _legend_text(runs: RunSet) -> list[str]:
@@ -83,7 +94,7 @@ def _draw_panel(ax: Axes, measure: Measure, runs: RunSet) -> None:
         style["marker"] = _MARKERS[index % len(_MARKERS)] if measure.validation or len(curve.steps) < 10 else None
         gid = f"{measure.key}/{algorithm}"
         mean = np.where(curve.whole, curve.mean, np.nan)
-        ax.plot(curve.steps, mean, label=label(algorithm), gid=f"{gid}/mean", **style)
+        ax.plot(curve.steps, mean, label=label(algorithm), gid=_mean_id(measure, algorithm), **style)
         if not curve.whole.all():
             fewer = np.where(curve.beside_gaps, curve.mean, np.nan)
             ax.plot(curve.steps, fewer, alpha=0.4, gid=f"{gid}/fewer", **style)
@@ -99,7 +110,7 @@ def _draw_panel(ax: Axes, measure: Measure, runs: RunSet) -> None:
     else:
         ax.text(0.5, 0.5, "not logged", transform=ax.transAxes, ha="center", va="center", fontsize=11, color="0.4")
         ax.set_yticks([])
-    ax.set_title(measure.title, fontsize=11)
+    ax.set_title(measure.title, fontsize=11, parse_math=False)
     ax.set_ylabel(measure.axis, fontsize=10)
     ax.set_xlabel("training step", fontsize=10)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

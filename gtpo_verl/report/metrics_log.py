@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,9 @@ from typing import Any
 METRICS_FILE = "metrics.jsonl"
 # A published log has, beside verl's numbers, what each prompt of a validation earned (`gtpo_verl.report.prompts`).
 PROMPTS_PREFIX = "val-prompts/"
+# What single precision holds, as metrics are computed and trackers keep them; more is an overflow, as infinity is.
+LARGEST = 3.4028234663852886e38
+LAST_STEP = 2**31 - 1
 
 
 class MetricsError(ValueError):
@@ -32,8 +34,9 @@ class MetricsLog:
 
     Attributes:
         path: the file or folder they were read from.
-        steps: per training step, in ascending order, the finite numbers logged under it; step 0 is validation before
-            training. What was logged twice for a step (validation after a resume) counts as logged last.
+        steps: per training step, in ascending order, the finite numbers logged under it, up to `LARGEST`; step 0 is
+            validation before training. What was logged twice for a step (validation after a resume) counts as logged
+            last.
         truncated: whether the end was cut off, as a killed run leaves it, and was skipped.
         prompts: per step and data source, the mean accuracy of each validation prompt, by a digest of the prompt.
     """
@@ -89,9 +92,10 @@ def read_lines(path: Path) -> MetricsLog:
 def _gunzip(content: bytes, path: Path) -> tuple[bytes, bool]:
     """What a gzip file holds, and whether its end is missing."""
     try:
-        return gzip.decompress(content), False
-    except EOFError:
-        return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(content), True
+        try:
+            return gzip.decompress(content), False
+        except EOFError:
+            return zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(content), True
     except (gzip.BadGzipFile, zlib.error) as error:
         raise MetricsError(f"{path}: not a gzip file, or damaged ({error})") from error
 
@@ -109,20 +113,28 @@ def parse_line(line: bytes, where: str) -> tuple[int, dict[str, float]]:
 def _record(line: bytes, where: str) -> tuple[int, dict[str, Any]]:
     try:
         record: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MetricsError(f"{where}: not JSON ({error})") from error
     if (
         not isinstance(record, dict)
         or not isinstance(record.get("step"), int)
+        or isinstance(record["step"], bool)
         or not isinstance(record.get("data"), dict)
     ):
         raise MetricsError(f'{where}: not of the form {{"step": n, "data": {{...}}}}')
+    refuse_step(record["step"], where)
     return record["step"], record["data"]
+
+
+def refuse_step(step: int, where: str) -> None:
+    """Raises MetricsError for what is no step of a run, as damage to a number makes it; ``where`` names it."""
+    if not 0 <= step <= LAST_STEP:
+        raise MetricsError(f"{where}: step {str(step)[:20]} is none from 0 to {LAST_STEP}")
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
     return {
-        name: float(value) for name, value in data.items() if isinstance(value, int | float) and math.isfinite(value)
+        name: float(value) for name, value in data.items() if isinstance(value, int | float) and abs(value) <= LARGEST
     }
 
 

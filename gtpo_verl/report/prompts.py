@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from gtpo_verl.report.metrics_log import LARGEST
+
 # Where a run's validation responses are looked for, in its folder: `<step>.jsonl`, one response a line.
 FOLDER = "validation"
 CONFIG_FILE = "config.yaml"
@@ -26,11 +28,14 @@ def run_config(folder: Path) -> dict[str, Any]:
     """Return the resolved configuration that a run left in its folder.
 
     Raises:
-        OSError, ValueError, yaml.YAMLError: there is none, or it is damaged.
+        OSError, ValueError: there is none, or it is damaged.
     """
     import yaml
 
-    config = yaml.load((folder / CONFIG_FILE).read_text("utf-8"), yaml.CSafeLoader)
+    try:
+        config = yaml.load((folder / CONFIG_FILE).read_text("utf-8"), yaml.CSafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{folder / CONFIG_FILE}: no configuration")
     return config
@@ -50,16 +55,25 @@ def accuracies(run_dir: Path, step: int) -> Accuracies:
     Returns:
         Empty where there are no responses, or where the prompts cannot all be found in the validation files.
     """
+    try:
+        return _accuracies(run_dir, step)
+    # None written, cut off, without `acc`, of another form; the files are gone, or damaged in a way that pyarrow has a
+    # name for. The report says what it can without them.
+    except Exception:
+        return {}
+
+
+def _accuracies(run_dir: Path, step: int) -> Accuracies:
     # Of a session of several outputs every line carries the last one's accuracy.
     sessions: dict[str, tuple[str, float]] = {}
-    try:
-        with (run_dir / FOLDER / f"{step}.jsonl").open(encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                sessions[str(row["uid"]).rsplit("_", 1)[0]] = row["input"], float(row["acc"])
-        questions = _sources_by_question(run_config(run_dir)["data"])
-    except (OSError, ValueError, KeyError, TypeError):  # none written, cut off, without `acc`, or the files are gone
-        return {}
+    with (run_dir / FOLDER / f"{step}.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            acc = float(row["acc"])
+            if not abs(acc) <= LARGEST:
+                raise ValueError(f"{acc} is no accuracy")
+            sessions[str(row["uid"]).rsplit("_", 1)[0]] = row["input"], acc
+    questions = _sources_by_question(run_config(run_dir)["data"])
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for prompt, acc in sessions.values():
         by_prompt[prompt].append(acc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,14 @@ def _run_at(place: Path) -> Path | None:
 
 
 def run_name(metrics: Path) -> str:
-    """Return a run's name by where its metrics are (`find_metrics`): the run folder's, or else the file's own."""
+    """Return a run's name by where its metrics are (`find_metrics`): the run folder's, or else the file's own.
+
+    Of a name that is no text (its bytes are no UTF-8) it is what can be written into a report.
+    """
+    return os.fsencode(_run_name(metrics)).decode("utf-8", "replace")
+
+
+def _run_name(metrics: Path) -> str:
     if metrics.name in (METRICS_FILE, METRICS_FILE + ".gz"):
         return metrics.resolve().parent.name
     if metrics.is_dir():

@@ -8,6 +8,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gtpo_verl.report.comparison import MIN_PAIRS, WINDOW, Comparison
 from gtpo_verl.report.runs import BASELINE, Run, RunSet, label
@@ -149,11 +150,11 @@ def _number(value: float | None, sign: str = "") -> str:
 def show(summary: Summary, console: Console) -> None:
     """Print notes and tables on a terminal."""
     for note in summary.notes:
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, markup=False)
     for table in summary.tables:
         laid_out = Table(title=table.title, caption="\n".join(table.notes), box=box.SIMPLE, padding=(0, 1, 0, 0))
         for index, column in enumerate(table.columns):
             laid_out.add_column(column, justify="left" if index < 2 else "right", no_wrap=index > 0)
         for row in table.rows:
-            laid_out.add_row(*row)
+            laid_out.add_row(*map(Text, row))  # a name may hold what rich takes for markup: [lr=1]
         console.print(laid_out)

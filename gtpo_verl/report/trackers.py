@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtpo_verl.report.metrics_log import MetricsError, MetricsLog
+from gtpo_verl.report.metrics_log import LARGEST, MetricsError, MetricsLog, refuse_step
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,9 +34,10 @@ def read_events(folder: Path) -> MetricsLog:
     for tag in accumulator.Tags()["scalars"]:
         first = math.inf  # of the steps that were logged later
         for event in sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time, reverse=True):
+            refuse_step(event.step, str(folder))
             if event.step < first:
                 first = event.step
-                if math.isfinite(event.value):
+                if abs(event.value) <= LARGEST:
                     steps.setdefault(event.step, {})[tag] = event.value
     return MetricsLog(folder, dict(sorted(steps.items())))
 
@@ -58,13 +59,17 @@ def read_wandb_export(path: Path) -> MetricsLog:
             f"{path}: no column _step, so not the history of a wandb run (which "
             "`pandas.DataFrame(wandb.Api().run(path).scan_history())` gives; a chart's export holds one metric)"
         )
-    numbers = table.apply(pandas.to_numeric, errors="coerce").dropna(subset=["_step"])
+    try:
+        numbers = table.apply(pandas.to_numeric, errors="coerce").dropna(subset=["_step"])
+    except Exception as error:  # two columns of one name, or of a type that pandas makes no numbers of
+        raise MetricsError(f"{path}: its columns are no numbers by step ({error})") from error
     steps: dict[int, dict[str, float]] = {}
-    for step, row in zip(numbers["_step"].astype(int), numbers.to_dict("records"), strict=True):
+    for number, row in zip(numbers["_step"], numbers.to_dict("records"), strict=True):
+        refuse_step(number, str(path))
         values = {
             str(name): float(value)
             for name, value in row.items()
-            if not str(name).startswith("_") and math.isfinite(value)
+            if not str(name).startswith("_") and abs(value) <= LARGEST
         }
-        steps.setdefault(step, {}).update(values)
+        steps.setdefault(int(number), {}).update(values)
     return MetricsLog(path, dict(sorted(steps.items())))

@@ -82,6 +82,9 @@ def _read_number(text: str, *_: Any, **__: Any) -> Any:
 
     if re.fullmatch(r"\s*\d+\s*", text, re.ASCII):
         return sympy.Integer(int(text))
+    # sympy makes its tables of integrals at their first use, and writes 3/2 as text in them.
+    if (ratio := re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text, re.ASCII)) and int(ratio[2]):
+        return sympy.Rational(int(ratio[1]), int(ratio[2]))
     if re.fullmatch(r"\s*(?:\d+\.\d*|\.\d+)\s*", text, re.ASCII):
         return sympy.Float(text.strip())
     if ratio := re.fullmatch(r"\s*(\d+)\s*/\s*([1-9]\d*)\s*", text, re.ASCII):  # in sympy's own tables of formulas

@@ -171,7 +171,9 @@ _WORDS = re.compile(
     rf"(?<=[\d}})\s])( ?)(?![eE]\d)"
     rf"([A-Za-z]{{1,20}}\.?{_POWER}(?:(?: ?(?:/|\\cdot) ?| )[A-Za-z]{{1,20}}\.?{_POWER}){{0,7}})$"
 )
-_ENDS_IN_NUMBER = re.compile(r"(?:^|[^A-Za-z\\])\d[\d.,]*(?:[eE][+-]?\d+)?$")
+_ENDS_IN_NUMBER = re.compile(
+    r"(?:^|[^A-Za-z\\])\d[\d.,]*(?:[eE][+-]?\d+)?$|^[+-]?\s*(?:\d+\s*)?\\frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\}$"
+)
 _ANGLE = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")  # \sin 30^\circ is the sine of an angle, not an angle
 _WORD_INSIDE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
 

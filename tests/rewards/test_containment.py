@@ -67,11 +67,13 @@ def test_without_containment_the_same_text_would_run(tmp_path: Path) -> None:
 
 
 def test_numbers_are_still_read(tmp_path: Path) -> None:
-    body = "print([sympy.srepr(sympy.Number(t)) for t in ('13', '2.5', '.5', '007')])"
+    body = "print([sympy.srepr(sympy.Number(t)) for t in ('13', '2.5', '.5', '007', '3/2')])"
     output = contained(body, tmp_path, "import sympy")
     assert "Integer(13)" in output
     assert "Float('2.5'" in output
     assert "Integer(7)" in output
+    assert "Rational(3, 2)" in output
+    assert "Forbidden" in contained("sympy.Number('3/0')", tmp_path, "import sympy")
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
