@@ -93,6 +93,8 @@ TASKS = (
             ("Calculate 3 + 5 + 2.", "3 + 5 = 8\n8 + 2 = 10"),
             ("Calculate 6 + 2 + 4.", "6 + 2 = 8\n8 + 4 = 12"),
             ("Calculate 1 + 4 + 2.", "1 + 4 = 5\n5 + 2 = 7"),
+            ("Calculate 8 + 1 + 6.", "8 + 1 = 9\n9 + 6 = 15"),
+            ("Calculate 4 + 3 + 0.", "4 + 3 = 7\n7 + 0 = 7"),
         ),
     ),
     ReasoningTask(
