@@ -58,21 +58,55 @@ class ReasoningTask:
         settings: those that differ from its defaults.
         answer_format: what counts as the answer: the last ``number`` of a response, or the text within the last
             ``tag`` pair ``<answer>``, ``</answer>``.
+        examples: questions with worked answers, earlier turns of every chat. No row asks them.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     answer_format: AnswerFormat = "number"
+    examples: tuple[tuple[str, str], ...] = ()
 
     @property
     def data_source(self) -> str:
         return DATA_SOURCE_PREFIX + self.name
 
 
-# Chosen because SmolLM2-135M-Instruct, sampled at temperature 1, is sometimes right and sometimes wrong on them.
+def _letters(letter: str, text: str) -> str:
+    return f'How many times does the letter "{letter}" appear in the text: "{text}"?'
+
+
+# Chosen because SmolLM2-135M-Instruct, sampled at temperature 1, is right on a third to a half of them, and seldom four
+# times or never in four. Without the examples it chats on, and is right a tenth of the time.
 TASKS = (
-    ReasoningTask("chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
-    ReasoningTask("letter_counting", {"min_words": 2, "max_words": 4}),
+    ReasoningTask(
+        "basic_arithmetic",
+        {
+            "min_terms": 3,
+            "max_terms": 3,
+            "min_digits": 1,
+            "max_digits": 1,
+            "operators": ["+"],
+            "allow_parentheses": False,
+            "allow_negation": False,
+        },
+        examples=(
+            ("Calculate 3 + 5 + 2.", "3 + 5 = 8\n8 + 2 = 10"),
+            ("Calculate 6 + 2 + 4.", "6 + 2 = 8\n8 + 4 = 12"),
+            ("Calculate 1 + 4 + 2.", "1 + 4 = 5\n5 + 2 = 7"),
+            ("Calculate 8 + 1 + 6.", "8 + 1 = 9\n9 + 6 = 15"),
+            ("Calculate 4 + 3 + 0.", "4 + 3 = 7\n7 + 0 = 7"),
+        ),
+    ),
+    ReasoningTask(
+        "letter_counting",
+        {"min_words": 1, "max_words": 2},
+        examples=(
+            (_letters("a", "planet"), 'The letter "a" appears 1 time.'),
+            (_letters("e", "seed"), 'The letter "e" appears 2 times.'),
+            (_letters("o", "moon light"), 'The letter "o" appears 2 times.'),
+            (_letters("r", "bread"), 'The letter "r" appears 1 time.'),
+        ),
+    ),
 )
 
 
@@ -112,7 +146,7 @@ def rows(split: str, count: int, seed: int, tasks: Sequence[ReasoningTask] = TAS
         raise ValueError(f"unknown split {split!r}; there are {', '.join(SPLITS)}")
     tries = 40 * count + 1000
     pools = [_entries(task, seed, tries) for task in tasks]
-    seen: set[str] = set()
+    seen = {question for task in tasks for question, _ in task.examples}
     found: list[dict[str, Any]] = []
     for task, pool in itertools.islice(itertools.cycle(zip(tasks, pools, strict=True)), count):
         entry = next((e for e in pool if e["question"] not in seen and split_of(e["question"]) == split), None)
@@ -151,14 +185,18 @@ def _row(task: ReasoningTask, entry: Mapping[str, Any], split: str, index: int) 
         )
     return {
         "data_source": task.data_source,
-        "prompt": [
-            {"role": "system", "content": SYSTEM_PROMPTS[task.answer_format]},
-            {"role": "user", "content": entry["question"]},
-        ],
+        "prompt": _prompt(task, entry["question"]),
         "ability": "reasoning",
         "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
         "extra_info": {"split": split, "index": index, "answer_format": task.answer_format, "entry": text},
     }
+
+
+def _prompt(task: ReasoningTask, question: str) -> list[dict[str, str]]:
+    turns = [{"role": "system", "content": SYSTEM_PROMPTS[task.answer_format]}]
+    for asked, answered in task.examples:
+        turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    return [*turns, {"role": "user", "content": question}]
 
 
 def _accepts(name: str, answer: str, entry: dict[str, Any]) -> bool:

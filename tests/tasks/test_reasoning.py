@@ -1,5 +1,6 @@
 """reasoning-gym's tasks as verl's data, and its verifiers as rewards."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -46,9 +47,44 @@ def test_the_librarys_verifier_accepts_its_own_answer_only(task):
         assert wrong["score"] < 0.5
 
 
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_examples_are_right_answers_to_questions_of_the_task(task):
+    """And of the form that the library asks in, so that a new version of it that asks otherwise is seen."""
+    made = reasoning.rows("train", 500, 0, [dataclasses.replace(task, examples=())])
+    shapes = {shape(row["prompt"][-1]["content"]) for row in made}
+    assert task.examples
+    for question, answer in task.examples:
+        assert shape(question) in shapes
+        assert reasoning.extract_answer(answer) == truth(task, question)
+
+
+def shape(question):
+    """A question without its words and numbers of its own."""
+    return re.sub(r"\d+", "0", re.sub(r'"[^"]*"', '""', question))
+
+
+def truth(task, question):
+    if task.name == "basic_arithmetic":
+        return str(sum(map(int, re.findall(r"\d+", question))))
+    letter, text = re.findall(r'"([^"]*)"', question)
+    return str(text.count(letter))
+
+
+def test_examples_are_turns_before_the_question_and_are_asked_by_no_row():
+    task = TASKS[0]
+    plain = [row["prompt"][-1]["content"] for row in reasoning.rows("train", 20, 0, [TASKS[0]])]
+    shown = dataclasses.replace(task, examples=((plain[0], "first"), (plain[3], "second")))
+    rows = reasoning.rows("train", 18, 0, [shown])
+    assert [row["prompt"][-1]["content"] for row in rows] == [plain[1], plain[2], *plain[4:]]
+    for row in rows:
+        assert [turn["role"] for turn in row["prompt"]] == ["system", *["user", "assistant"] * 2, "user"]
+        assert [turn["content"] for turn in row["prompt"][1:-1]] == [plain[0], "first", plain[3], "second"]
+
+
 @pytest.mark.parametrize("response", ["", "none", "9" * 100_000, "\x00\ud800", "-", "1.2.3", "1,,,2", "٣"])
 def test_any_response_gets_a_score(response):
-    row = reasoning.rows("train", 1, 0)[0]
+    # 13 or more, and not a row of nines: what none of these is read as.
+    row = next(row for row in reasoning.rows("train", 20, 0) if int(row["reward_model"]["ground_truth"]) > 12)
     result = compute_score(row["data_source"], response, row["reward_model"]["ground_truth"], row["extra_info"])
     assert set(result) == {"score", "acc", "answered", "pred"}
     assert result["acc"] == 0.0
