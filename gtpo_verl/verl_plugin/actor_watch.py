@@ -46,7 +46,7 @@ def _is_lost(before: dict | None, now: dict | None) -> bool:
     if now is None:
         return True
     if now["State"] != "DEAD":
-        return was == "ALIVE" and now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
+        return before is not None and was == now["State"] == "ALIVE" and now["Pid"] != before["Pid"]
     cause = now["DeathCause"].actor_died_error_context
     return cause.reason in (cause.WORKER_DIED, cause.NODE_DIED) and "INTENDED" not in cause.error_message
 
