@@ -117,7 +117,7 @@ def _add_eval(commands: Any) -> None:
     sampling.add_argument("--template", help="prompt with {problem} for files with problem and answer, or its file")
     sampling.add_argument("--chat-template", help="file with a chat template for all models")
     evaluate.add_argument("--reward", help="PATH or PATH:NAME of the reward function; a run's own by default")
-    evaluate.add_argument("--gpus", type=int, help="how many; all by default, 0 for the CPU")
+    evaluate.add_argument("--gpus", type=int, help="how many; all by default")
     evaluate.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of one engine; 1 by default")
     evaluate.add_argument("--gpu-memory", type=float, default=0.9, help="share that vLLM takes; 0.9 by default")
     evaluate.add_argument("--data-dir", default="data", help="where data sets are found, or made")

@@ -12,11 +12,14 @@ from gtpo_verl.algorithms import (
     unfitting_pair,
     unused_keys,
 )
+from gtpo_verl.algorithms.config import GROP
 
 _ACTOR, _ROLLOUT, _CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 # Losses in which the advantage of a token reaches that token alone, and those that weigh whole responses.
 LOSSES_OF_TOKENS = ("vanilla", "cispo", "gtpo")
 LOSSES_OF_RESPONSES = ("grpo_s", "grpo_s_geometric")
+# verl's losses whose mean or covariances are those of a micro-batch.
+_LOSSES_OF_MICRO_BATCHES = ("geo_mean", "clip_cov", "kl_cov")
 
 
 def check_algorithm(config: DictConfig) -> list[str]:
@@ -35,9 +38,11 @@ def check_algorithm(config: DictConfig) -> list[str]:
     gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
     estimator = config.algorithm.adv_estimator
     mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    warnings = [*([mismatch] if mismatch else []), *check_groups(config, gtpo)]
+    warnings = [*([mismatch] if mismatch else []), *check_groups(config, gtpo), *uneven_means(config)]
     if estimator not in ESTIMATORS:
-        return warnings
+        # The other kind is enabled by a task's settings, for whichever algorithm reads it.
+        grop = gtpo.length_penalty.enable and gtpo.length_penalty.kind == GROP
+        return warnings + [f"algorithm.gtpo.length_penalty.kind={GROP} has no effect on {estimator}"] * grop
     _check_entropies_are_there(config, estimator)
     refuse_kl_in_reward(config.algorithm)
     return warnings + [f"{key} has no effect on {estimator}" for key in unused_keys(estimator, gtpo)]
@@ -115,6 +120,24 @@ def check_micro_batches(config: DictConfig) -> None:
             f"part that each of {ranks} data-parallel ranks has in a mini-batch of {prompts} prompts "
             f"({_ACTOR}.ppo_mini_batch_size) x {n} responses ({_ROLLOUT}.n)"
         )
+
+
+def uneven_means(config: DictConfig) -> list[str]:
+    """Warnings: a mean that depends on how responses are packed into micro-batches."""
+    actor = config.actor_rollout_ref.actor
+    loss, mean = actor.policy_loss.loss_mode, actor.loss_agg_mode
+    warnings = []
+    if loss in _LOSSES_OF_MICRO_BATCHES and actor.use_dynamic_bsz:
+        warnings.append(
+            f"{_ACTOR}.use_dynamic_bsz=True: the loss {loss} takes means within a micro-batch, so what a response "
+            "weighs depends on the lengths of those beside it; False makes them of equal size"
+        )
+    if mean == "seq-mean-token-sum-norm" and actor.get("loss_scale_factor") is None:
+        warnings.append(
+            f"{_ACTOR}.loss_scale_factor=null: with {_ACTOR}.loss_agg_mode={mean} verl divides by the longest response "
+            "of each micro-batch; ${data.max_response_length} is Dr. GRPO's constant"
+        )
+    return warnings
 
 
 def check_rollout_correction(config: DictConfig) -> None:

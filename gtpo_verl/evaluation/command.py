@@ -22,7 +22,7 @@ from gtpo_verl.evaluation import devices, measures, models, problems, prompts, s
 from gtpo_verl.evaluation.estimates import MOST_SAMPLES
 from gtpo_verl.evaluation.grading import Reward
 from gtpo_verl.evaluation.models import Model
-from gtpo_verl.evaluation.problems import ProblemFile
+from gtpo_verl.evaluation.problems import Problem, ProblemFile
 from gtpo_verl.evaluation.store import Store
 from gtpo_verl.rewards.pool import Limits
 from gtpo_verl.tasks.cache import exclusive
@@ -94,6 +94,9 @@ def main(request: Request) -> int:
     try:
         with_k = samples(request.n, request.ks)
         plan = _plan(request, with_k)
+        for file in plan.files:
+            if file.repeated:
+                console.print(f"{file.path}: {file.repeated} rows repeat a problem, and are left out", highlight=False)
         plan.out.mkdir(parents=True, exist_ok=True)
 
         def waiting() -> None:
@@ -185,7 +188,7 @@ class _Work:
 
     file: ProblemFile
     store: Store
-    missing: list[tuple[int, list[int]]]  # problem, samples
+    missing: list[tuple[Problem, list[int], list[int]]]  # problem, its tokens, samples
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -197,12 +200,12 @@ def _complete(plan: _Plan, model: Model, request: Request, console: Console) -> 
         there = store.responses().select(["problem", "sample"])
         have = set(zip(there["problem"].to_pylist(), there["sample"].to_pylist(), strict=True))
         lacking = [
-            (problem.row, [sample for sample in range(plan.n) if (problem.row, sample) not in have])
-            for problem in file.problems
+            (problem, token_ids, [sample for sample in range(plan.n) if (problem.row, sample) not in have])
+            for problem, token_ids in zip(file.problems, plan.token_ids[model.label][file.name], strict=True)
         ]
-        works.append(_Work(file, store, [(problem, wanted) for problem, wanted in lacking if wanted]))
+        works.append(_Work(file, store, [each for each in lacking if each[2]]))
     works = [work for work in works if work.missing]
-    count = sum(len(wanted) for work in works for _, wanted in work.missing)
+    count = sum(len(wanted) for work in works for _, _, wanted in work.missing)
     if count:
         weights = model.weights(request.cache_dir)
         for work in works:
@@ -223,9 +226,9 @@ def _sample(
     assert how.max_tokens is not None
     wanted, origins = [], []  # origins: of each prompt its work, problem and samples
     for work in works:
-        for problem, missing in work.missing:
-            seeds = [settings.sample_seed(how.seed, work.file.fingerprint, problem, one) for one in missing]
-            wanted.append(sampling.Prompt(plan.token_ids[model.label][work.file.name][problem], seeds))
+        for problem, token_ids, missing in work.missing:
+            seeds = [settings.sample_seed(how.seed, work.file.fingerprint, problem.row, one) for one in missing]
+            wanted.append(sampling.Prompt(token_ids, seeds))
             origins.append((work, problem, missing))
     engine: dict[str, Any] = {
         "model": str(weights.absolute()),
@@ -248,7 +251,7 @@ def _sample(
         engine |= {"gpu_memory_utilization": request.gpu_memory}
     params = {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k, "max_tokens": how.max_tokens}
     responses = sampling.sample(engine, params, wanted, plan.devices, plan.out / model.label)
-    grading: list[tuple[_Work, int, int, sampling.Response, Future]] = []
+    grading: list[tuple[_Work, Problem, int, sampling.Response, Future]] = []
     pool = ThreadPoolExecutor(Limits.from_environment().processes)
     last = time.monotonic()
 
@@ -263,13 +266,14 @@ def _sample(
                 graded = verdict.result()
             except Exception as error:
                 raise ValueError(
-                    f"{work.file.path}: row {problem}: the reward {plan.reward} fails: {type(error).__name__}: {error}"
+                    f"{work.file.path}: row {problem.row}: the reward {plan.reward} fails: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
             work.rows.append(
                 {
-                    "problem": problem,
+                    "problem": problem.row,
                     "sample": one,
-                    "data_source": work.file.problems[problem].data_source,
+                    "data_source": problem.data_source,
                     # A lone surrogate is no text for parquet.
                     "text": response.text.encode("utf-8", "replace").decode("utf-8"),
                     "tokens": response.tokens,
@@ -290,7 +294,7 @@ def _sample(
         for response in responses:
             if response is not None:
                 work, problem, missing = origins[response.prompt]
-                verdict = pool.submit(plan.reward.grade, work.file.problems[problem], response.text)
+                verdict = pool.submit(plan.reward.grade, problem, response.text)
                 grading.append((work, problem, missing[response.sample], response, verdict))
             collect(wait=False)
             if sum(len(work.rows) for work in works) >= _SHARD_ROWS or time.monotonic() - last > _SHARD_S:
@@ -320,6 +324,7 @@ def _summarize(plan: _Plan) -> dict[str, Any]:
         data[file.name] = {
             "path": str(file.path),
             "problems": len(file.problems),
+            "repeated": file.repeated,
             "models": {
                 label: [asdict(measures.estimate(measure, found)) for measure, found in each.items()]
                 for label, each in values.items()

@@ -59,6 +59,8 @@ def choose(gpus: int | None, tensor_parallel: int, visible: Sequence[str] | None
         raise ValueError(f"--tensor-parallel {tensor_parallel}: at least 1")
     if gpus is not None and not 0 <= gpus <= len(visible):
         raise ValueError(f"--gpus {gpus}: {len(visible)} are visible here")
+    if gpus == 0 and visible:  # a PyTorch that sees them comes with the vLLM that runs on nothing else
+        raise ValueError(f"--gpus 0: this vLLM runs on GPUs alone, of which {len(visible)} are visible here")
     count = len(visible) if gpus is None else gpus
     if count == 0:
         if tensor_parallel > 1:

@@ -17,7 +17,7 @@ from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.conversion import check_actor, convert, find_actor
 from gtpo_verl.tasks.cache import build_once
 
-_LABELLED = re.compile(r"([\w.+@-]+)=(.+)")
+_LABELLED = re.compile(r"(\w[\w.+@-]*)=(.+)")
 _STEP = re.compile(r"(.+)@(\d+)")
 # Of a model's folder, what decides what it says; of a checkpoint's, not the optimizer.
 _SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt", ".pt")
@@ -100,8 +100,13 @@ def find(names: Sequence[str]) -> list[Model]:
     found = [_find(name) for name in names]
     for index, model in enumerate(found):
         if any(other.label == model.label for other in found[:index]):
-            raise ValueError(f"two models are called {model.label}; name one, as in other={names[index]}")
+            raise ValueError(f"two models are called {model.label}; name one, as in other={_unlabelled(names[index])}")
     return found
+
+
+def _unlabelled(name: str) -> str:
+    labelled = _LABELLED.fullmatch(name)
+    return labelled[2] if labelled and not Path(name).exists() else name
 
 
 def _find(name: str) -> Model:
@@ -110,7 +115,7 @@ def _find(name: str) -> Model:
         return replace(_find(labelled[2]), label=labelled[1])
     path = Path(name).expanduser()
     if (path / "config.json").is_file():
-        folder = path.absolute()
+        folder = Path(os.path.abspath(path))  # without "..", whose name would lead out of --out
         if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
             raise FileNotFoundError(f"{name}: no weights in that folder ({' or '.join(_WEIGHTS)})")
         return Model(folder.name, folder)
@@ -137,7 +142,7 @@ def _of_step(run: Path, step: int) -> Path:
 
 def _of_run(actor: Path) -> Model:
     check_actor(actor)
-    actor = actor.absolute()
+    actor = Path(os.path.abspath(actor))
     folder = actor.parent.parent
     run = folder.parent if folder.name == "checkpoints" else folder
     config = run / "config.yaml"

@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from gtpo_verl.data.command import Request, make
-from gtpo_verl.data.errors import first_line
+from gtpo_verl.data.errors import DownloadError, first_line
 from gtpo_verl.data.fetching import SUFFIXES
 from gtpo_verl.data.sources import REASONING_GYM_PREFIX, SOURCES
 from gtpo_verl.rewards.prompts import DAPO_PROMPT
@@ -51,14 +51,16 @@ class ProblemFile:
     Attributes:
         name: of the data set, as a folder's name.
         path: of the file.
-        problems: in the file's order.
+        problems: in the file's order, each once.
         templated: whether the prompts come from the template.
+        repeated: rows that are left out, as they repeat a problem: they would make intervals over problems too narrow.
     """
 
     name: str
     path: Path
     problems: list[Problem]
     templated: bool
+    repeated: int = 0
 
     @cached_property
     def fingerprint(self) -> str:
@@ -107,7 +109,11 @@ def _path(name: str, data_dir: Path, cache_dir: Path) -> Path:
         return path
     path = data_dir / (f"{name}.parquet" if task == name else f"reasoning-gym-{task}-validation.parquet")
     if not path.is_file():
-        make(Request([name], output=data_dir, cache_dir=cache_dir))
+        try:
+            make(Request([name], output=data_dir, cache_dir=cache_dir))
+        except DownloadError as error:
+            place = f"`gtpo-verl data {name} --output {data_dir}`"
+            raise DownloadError(f"--data {name}: {error}, an option of {place}, which makes {path}") from error
     return path
 
 
@@ -121,7 +127,7 @@ def read(path: Path, template: str | None = None) -> ProblemFile:
     columns = list(rows[0][1])
     if "prompt" in columns and "reward_model" in columns:
         problems = [_verl(f"{path}: {unit} {number}", index, row) for index, (number, row) in enumerate(rows)]
-        return ProblemFile(path.stem, path, problems, templated=False)
+        return _without_repetitions(path, problems, templated=False)
     question = next((name for name in _QUESTIONS if name in columns), None)
     if question is None or "answer" not in columns:
         raise DataFileError(
@@ -132,7 +138,15 @@ def read(path: Path, template: str | None = None) -> ProblemFile:
         _math(f"{path}: {unit} {number}", index, row, question, path.stem, template or DAPO_PROMPT)
         for index, (number, row) in enumerate(rows)
     ]
-    return ProblemFile(path.stem, path, problems, templated=True)
+    return _without_repetitions(path, problems, templated=True)
+
+
+def _without_repetitions(path: Path, problems: list[Problem], templated: bool) -> ProblemFile:
+    """Of rows with the same source, chat and truth the first: DAPO's published AIME 2024 has each problem 32 times."""
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(json.dumps([problem.data_source, problem.messages, problem.truth], default=str), problem)
+    return ProblemFile(path.stem, path, list(first.values()), templated, len(problems) - len(first))
 
 
 def _parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:

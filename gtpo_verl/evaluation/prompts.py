@@ -80,7 +80,11 @@ def room(
         ValueError: fewer than `max_tokens`, or none; names file and row.
     """
     longest, file, row = max(
-        ((len(ids), file, row) for file in files for row, ids in enumerate(token_ids[file.name])),
+        (
+            (len(ids), file, problem.row)
+            for file in files
+            for problem, ids in zip(file.problems, token_ids[file.name], strict=True)
+        ),
         key=lambda found: found[0],
     )
     length = context_length(model)

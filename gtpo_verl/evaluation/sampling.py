@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from gtpo_verl.evaluation.devices import Devices
 
 _TICK_S = 1.0
+_WORKERS_END_S = 20.0
 _LOG_BYTES = 1 << 16
 
 
@@ -100,6 +103,8 @@ def sample(
             yield Response(prompt, sample_index, **found)
     finally:
         for each in running:
+            each.kill()
+        for each in running:
             each.end()
 
 
@@ -155,7 +160,29 @@ class _Engine:
         said = f": {errors[-1][:500]}" if errors else ""
         return EngineError(f"vLLM ended with status {status}, {missing} responses short{said}; its log is {self._log}")
 
+    def kill(self) -> None:
+        """Ends the engine alone, not the workers that it has on several GPUs.
+
+        They end when it is gone, and Python's resource tracker, which was started with them, then removes their shared
+        memory: some hundred MB, which would stay if all were killed at once.
+        """
+        self._process.kill()
+
     def end(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Returns when the engine and all that it started are gone."""
+        self.kill()
         self._process.wait()
+        deadline = time.monotonic() + _WORKERS_END_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _left(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(process.pid) == self._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found

@@ -26,7 +26,7 @@ class Sampling:
         top_p: 0 to 1, above 0.
         top_k: tokens to choose from; -1 for all.
         max_tokens: of a response; None: what the models leave room for, at most `LONGEST_RESPONSE`.
-        seed: of the evaluation; every sample has its own, made of it.
+        seed: of the evaluation, below 2^32; every sample has its own, made of it.
         dtype: of the weights, one of `DTYPES`; auto: the model's own.
     """
 
@@ -43,7 +43,7 @@ class Sampling:
             f"--top-p {self.top_p:g}": not 0 < self.top_p <= 1,
             f"--top-k {self.top_k}": self.top_k < -1,
             f"--max-tokens {self.max_tokens}": self.max_tokens is not None and self.max_tokens < 1,
-            f"--seed {self.seed}": self.seed < 0,
+            f"--seed {self.seed}": not 0 <= self.seed < 1 << 32,  # NumPy's
         }.items():
             if wrong:
                 raise ValueError(f"{option}: out of range")
@@ -95,6 +95,8 @@ def reward(models: Sequence[Model], given: str | None) -> Reward:
     """The reward for all models: ``PATH`` or ``PATH:NAME`` of the command line, else the runs', else mathematics'."""
     chosen = None
     if given is not None:
+        if not given.removeprefix("pkg://"):
+            raise ValueError(f"--reward {given!r}: names no file and no package")
         path, _, name = given.rpartition(":") if not given.startswith("pkg://") else given[6:].rpartition(":")
         path, name = (path, name) if path and "/" not in name else (given.removeprefix("pkg://"), "")
         chosen = Reward(("pkg://" if given.startswith("pkg://") else "") + path, name or Reward.name)

@@ -26,6 +26,7 @@ SCHEMA = pyarrow.schema(
         ("answer", pyarrow.string()),
     ]
 )
+_WHOLE = ("problem", "sample", "tokens", "right")
 SETTINGS, RESPONSES, _SHARDS = "settings.json", "responses.parquet", "shards"
 
 
@@ -45,10 +46,10 @@ class Store:
             ValueError: what is there was made with others; names each that differs.
         """
         path = self.folder / SETTINGS
-        if not path.exists():
-            if any(self._files()):
-                raise ValueError(f"{self.folder}: holds responses but no {SETTINGS}; choose another --out")
+        if not self._files():
             return
+        if not path.exists():
+            raise ValueError(f"{self.folder}: holds responses but no {SETTINGS}; choose another --out")
         try:
             before = dict(json.loads(path.read_text()))
         except (ValueError, TypeError) as error:
@@ -68,7 +69,7 @@ class Store:
     def open(self, settings: Mapping[str, Any]) -> None:
         """Writes the settings down, before the first response."""
         path = self.folder / SETTINGS
-        if not path.exists():
+        if not self._files():  # those of an evaluation that sampled nothing bind nobody
             (self.folder / _SHARDS).mkdir(parents=True, exist_ok=True)
             _write(path, lambda part: part.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n"))
 
@@ -81,7 +82,7 @@ class Store:
         tables = [SCHEMA.empty_table()]
         for path in self._files():
             try:
-                tables.append(pyarrow.parquet.read_table(path).cast(SCHEMA))
+                tables.append(_read(path))
             except (pyarrow.ArrowException, OSError, ValueError) as error:
                 first = str(error).splitlines()[0]
                 raise ValueError(f"{path}: not readable ({first}); delete it to sample its rows again") from error
@@ -99,14 +100,14 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         number = max((int(path.stem) for path in folder.glob("*.parquet")), default=-1) + 1
         table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=SCHEMA)
-        _write(folder / f"{number:06}.parquet", lambda part: pyarrow.parquet.write_table(table, part))
+        _write(folder / f"{number:06}.parquet", lambda part: _write_table(table, part))
 
     def compact(self) -> None:
         """Makes one file of all."""
         shards = sorted((self.folder / _SHARDS).glob("*"))
         if shards:
             table = self.responses()
-            _write(self.folder / RESPONSES, lambda part: pyarrow.parquet.write_table(table, part, compression="zstd"))
+            _write(self.folder / RESPONSES, lambda part: _write_table(table, part, "zstd"))
             for shard in shards:
                 shard.unlink()
         if (self.folder / _SHARDS).exists():
@@ -115,6 +116,18 @@ class Store:
     def _files(self) -> list[Path]:
         whole = self.folder / RESPONSES
         return [*([whole] if whole.exists() else []), *sorted((self.folder / _SHARDS).glob("*.parquet"))]
+
+
+def _read(path: Path) -> pyarrow.Table:
+    table = pyarrow.parquet.read_table(path, page_checksum_verification=True).cast(SCHEMA)
+    gaps = [name for name in _WHOLE if table[name].null_count]
+    if gaps:
+        raise ValueError(f"{', '.join(gaps)}: rows without a value")
+    return table
+
+
+def _write_table(table: pyarrow.Table, path: Path, compression: str = "snappy") -> None:
+    pyarrow.parquet.write_table(table, path, compression=compression, write_page_checksum=True)
 
 
 def _write(path: Path, write: Any) -> None:

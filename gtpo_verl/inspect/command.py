@@ -63,7 +63,9 @@ def inspect(run: Path, output: Path, steps: Sequence[int] = (), prompt: str | No
             encoded.insert(0, one)
         read += 1
     if not encoded:
-        raise InspectError(f"{folder}: no prompt of steps {', '.join(map(str, wanted))} contains {prompt!r}")
+        of = f"of steps {', '.join(map(str, wanted))}"
+        empty = f"{folder}: nothing to draw: the dumps {of} have no rows"
+        raise InspectError(empty if prompt is None else f"{folder}: no prompt {of} contains {prompt!r}")
     omitted = wanted[: len(wanted) - read]
     path = build(encoded, run.resolve().name, omitted).save(output)
     return Shown(path, [one.step.step for one in encoded], omitted)

@@ -51,7 +51,7 @@ def write(step: Step, folder: Path, max_bytes: float) -> Path:
     path = folder / f"step_{step.step}.parquet"
     part = path.with_name(path.name + _PART)
     try:
-        pyarrow.parquet.write_table(_table(step), part, compression="zstd")
+        pyarrow.parquet.write_table(_table(step), part, compression="zstd", write_page_checksum=True)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -73,10 +73,12 @@ def find(run: Path) -> Path:
     """Return the folder of a run's dumps: `tokens` in the run's folder, the one of its configuration, or `run` itself.
 
     Raises:
-        InspectError: there is no such run, or it has no dump; says which keys to set.
+        InspectError: there is no such run, it is a file, or it has no dump; says which keys to set.
     """
     if not run.exists():
         raise InspectError(f"{run}: no such run folder")
+    if not run.is_dir():
+        raise InspectError(f"{run}: is a file; name the run's folder, or the folder of its dumps")
     for folder in (run, run / FOLDER, *_configured(run)):
         if steps(folder):
             return folder
@@ -96,11 +98,15 @@ def read(path: Path) -> Step:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
-        about = json.loads(table.schema.metadata[_KEY])
-        return _step(table, about)
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        about = json.loads((table.schema.metadata or {})[_KEY], parse_constant=_refuse)
+        return _step(_columns(table), about)
     except (OSError, KeyError, TypeError, ValueError, pyarrow.ArrowException) as error:
         raise InspectError(f"{path}: cannot be read as a dump of tokens: {error!r}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} in its metadata")
 
 
 def _configured(run: Path) -> list[Path]:
@@ -122,6 +128,46 @@ def _keep_newest(folder: Path, newest: Path, max_bytes: float) -> None:
         if path != newest:
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _schema() -> dict[str, Any]:
+    """The columns of a dump and their types; those of tokens are lists."""
+    import pyarrow as pa
+
+    of_rows = {"uid": pa.string(), "prompt": pa.string(), "right": pa.bool_(), "score": pa.float64()}
+    of_rows |= {"length_penalty": pa.float64(), "reward": pa.string()}
+    of_tokens = {"prompts": pa.int32(), "responses": pa.int32(), "pieces": pa.string(), "response_mask": pa.bool_()}
+    of_tokens |= {name: pa.float32() for name in VALUES}
+    return {**of_rows, **{name: pa.large_list(of) for name, of in of_tokens.items()}}
+
+
+def _columns(table: Any) -> dict[str, Any]:
+    """The columns of a table, each whole and of its type.
+
+    Raises:
+        ValueError, pyarrow.ArrowException: one is missing, of another type, with gaps, not finite, or of other lengths
+            than the tokens; mostly names it.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = {}
+    for name, type_ in _schema().items():
+        if name not in table.column_names:
+            if name in VALUES:
+                continue
+            raise ValueError(f"no column {name}")
+        column = table[name].combine_chunks().cast(type_)
+        values = column.flatten() if pa.types.is_large_list(type_) else column
+        if (column.null_count or values.null_count) and name != "length_penalty":
+            raise ValueError(f"{name} has gaps")
+        if type_ == pa.float64() and pc.any(pc.invert(pc.is_finite(column))).as_py():
+            raise ValueError(f"{name} is not finite")
+        columns[name] = column
+    for name in ("response_mask", *VALUES):
+        if name in columns and columns[name].value_lengths() != columns["pieces"].value_lengths():
+            raise ValueError(f"{name} has rows of other lengths than pieces")
+    return columns
 
 
 def _table(step: Step) -> Any:
@@ -161,36 +207,31 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "size", None) == 1 and hasattr(value, "item") else str(value)
 
 
-def _step(table: Any, about: dict[str, Any]) -> Step:
-    columns = {name: table[name].combine_chunks() for name in table.column_names}
+def _step(columns: dict[str, Any], about: dict[str, Any]) -> Step:
     encoded = columns["pieces"].flatten().dictionary_encode()
-    tokens = np.asarray(encoded.indices, np.int32)
-    ends = np.cumsum(columns["pieces"].value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
 
-    def rows(name: str, dtype: Any) -> list[Any]:
-        values = np.asarray(columns[name].flatten(), dtype)
-        if len(columns[name]) != len(ends) or len(values) != len(tokens):
-            raise ValueError(f"{name} has {len(values)} values for {len(tokens)} tokens")
-        return np.split(values, ends[:-1])
+    def rows(name: str, values: Any) -> list[Any]:
+        lengths = columns[name].value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.split(values, np.cumsum(lengths)[:-1])
 
-    def ids(name: str) -> list[Any]:
-        return [np.asarray(row.values, np.int32) for row in columns[name]]
+    def flat(name: str) -> list[Any]:
+        return rows(name, columns[name].flatten().to_numpy(zero_copy_only=False))
 
-    values = {name: rows(name, np.float32) for name in VALUES if name in columns}
+    values = {name: flat(name) for name in VALUES if name in columns}
     plain = {name: columns[name].to_pylist() for name in ("uid", "prompt", "right", "score", "length_penalty")}
     rewards = [json.loads(text) for text in columns["reward"].to_pylist()]
-    split = np.split(tokens, ends[:-1])
-    masks, all_ids, prompt_ids = rows("response_mask", np.bool_), ids("responses"), ids("prompts")
+    tokens = rows("pieces", encoded.indices.to_numpy(zero_copy_only=False))
+    masks, all_ids, prompt_ids = flat("response_mask"), flat("responses"), flat("prompts")
     responses = [
         Response(
             **{name: column[row] for name, column in plain.items()},
-            tokens=split[row],
+            tokens=tokens[row],
             mask=masks[row],
             values={name: of_rows[row] for name, of_rows in values.items()},
             reward=rewards[row],
             ids=all_ids[row],
             prompt_ids=prompt_ids[row],
         )
-        for row in range(len(ends))
+        for row in range(len(rewards))
     ]
     return Step(int(about["step"]), about["algorithm"], about["settings"], encoded.dictionary.to_pylist(), responses)

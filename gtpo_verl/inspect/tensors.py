@@ -58,20 +58,23 @@ def credit(
     Raises:
         ValueError: as `compute_padded_advantages` does, and for arguments that do not fit, by their names.
     """
-    batch = len(entropy)
-    if batch == 0:
-        raise InspectError("entropy has no rows: there is nothing to draw")
     given = {ENTROPY: entropy, LOG_PROB: old_log_probs, ROLLOUT_LOG_PROB: rollout_log_probs}
-    tensors = {name: tensor.detach().float().cpu() for name, tensor in given.items() if tensor is not None}
-    mask = response_mask.bool().cpu()
+    tensors = {name: _tensor(name, given[name]).float() for name in given if name == ENTROPY or given[name] is not None}
+    mask = _tensor("response_mask", response_mask).bool()
+    right = _tensor("success", success)
     for name, tensor in tensors.items():
         if tensor.shape != mask.shape or tensor.dim() != 2:
             raise InspectError(f"{name} {tuple(tensor.shape)} and response_mask {tuple(mask.shape)} must be (batch, n)")
-    right = torch.as_tensor(success).cpu()
+    batch = len(mask)
+    if batch == 0:
+        raise InspectError("entropy has no rows: there is nothing to draw")
     rows = {"index": index, "success": right, "tokens": tokens, "prompts": prompts, "scores": scores}
     for name, value in rows.items():
-        if value is not None and len(value) != batch:
-            raise InspectError(f"{name} has {len(value)} rows, and entropy {batch}")
+        if value is None and name in ("prompts", "scores"):
+            continue
+        rows_of = _length(value)
+        if rows_of != batch:
+            raise InspectError(f"{name} has {'no' if rows_of is None else rows_of} rows, and entropy {batch}")
     uids = [str(uid) for uid in index]
 
     numbers = {uid: number for number, uid in enumerate(dict.fromkeys(uids))}
@@ -111,13 +114,29 @@ def credit(
     return build([encode(Step(0, estimator, settings, list(vocabulary), responses))], title)
 
 
+def _tensor(name: str, value: Any) -> Tensor:
+    """A copy without gradient on the CPU, of a tensor, an array or nested lists."""
+    try:
+        return torch.as_tensor(value).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InspectError(f"{name} is no tensor, but {type(value).__name__}: {error}") from error
+
+
+def _length(value: Any) -> int | None:
+    """How many elements a value has; None for what has none, such as a number."""
+    try:
+        return len(value)
+    except TypeError:
+        return None
+
+
 def _width(tokens: Sequence[str], mask: Tensor, row: int) -> int:
     """How many tokens of a row there are to be seen: padding at its end is not."""
     own = mask.nonzero().flatten()
     width = int(own[-1]) + 1 if len(own) else 0
-    if len(tokens) not in (len(mask), width):
+    if (texts := _length(tokens)) not in (len(mask), width):
         raise InspectError(
-            f"tokens[{row}] has {len(tokens)} texts, and response_mask {len(mask)} columns, {width} of them up to the "
-            "last token"
+            f"tokens[{row}] has {'no' if texts is None else texts} texts, and response_mask {len(mask)} columns, "
+            f"{width} of them up to the last token"
         )
     return width

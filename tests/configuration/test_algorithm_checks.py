@@ -51,6 +51,25 @@ def test_a_fixed_micro_batch_that_does_not_divide() -> None:
     assert check("algorithm=gmpo", *sizes, f"{ACTOR}.ppo_micro_batch_size_per_gpu=2") == []
 
 
+@pytest.mark.parametrize(("algorithm", "loss"), [("gmpo", "geo_mean"), ("clip_cov", "clip_cov"), ("kl_cov", "kl_cov")])
+def test_means_of_micro_batches_that_are_packed_by_tokens(algorithm: str, loss: str) -> None:
+    assert check(f"algorithm={algorithm}") == []
+    (warning,) = check(f"algorithm={algorithm}", f"{ACTOR}.use_dynamic_bsz=true")
+    assert f"{ACTOR}.use_dynamic_bsz=True: the loss {loss} takes means within a micro-batch" in warning
+
+
+def test_a_constant_that_is_none() -> None:
+    assert check("algorithm=dr_grpo") == []
+    (warning,) = check("algorithm=dr_grpo", f"{ACTOR}.loss_scale_factor=null")
+    assert f"{ACTOR}.loss_scale_factor=null" in warning
+
+
+def test_a_length_penalty_that_is_another_methods() -> None:
+    grop = ["algorithm.gtpo.length_penalty.enable=true", "algorithm.gtpo.length_penalty.kind=grop"]
+    assert check("algorithm=gtpo_v1", *grop) == []
+    assert check("algorithm=dapo", *grop) == ["algorithm.gtpo.length_penalty.kind=grop has no effect on grpo"]
+
+
 def test_weights_of_tokens_for_responses() -> None:
     assert check("algorithm=grpo_s_v1", "rollout_correction=sequence_tis") == []
     with pytest.raises(ValueError, match=r"rollout_is=token: the loss grpo_s .*rollout_correction=sequence_tis"):

@@ -89,7 +89,19 @@ def test_models_that_are_not_there(
         str(tmp_path / "bare"): "bare: no weights in that folder",
     }.items():
         assert said in refused(capsys, tmp_path, [model, name], data)
-    assert "two models are called tiny" in refused(capsys, tmp_path, [model, model], data)
+    for again in (model, f"tiny={model}"):
+        said = refused(capsys, tmp_path, [model, again], data)
+        assert f"two models are called tiny; name one, as in other={model}" in said
+    assert "..=" in refused(capsys, tmp_path, [f"..={model}"], data)
+
+
+def test_a_model_above_is_called_by_its_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its responses would lie outside of --out if it were called ".."."""
+    below = model / "below"
+    below.mkdir(exist_ok=True)
+    monkeypatch.chdir(below)
+    (found,) = models.find([".."])
+    assert (found.label, found.folder) == ("tiny", model)
 
 
 def test_a_damaged_tokenizer_is_named(
@@ -107,6 +119,7 @@ def test_responses_of_other_settings_are_kept(
 ) -> None:
     store = Store(tmp_path / "out/tiny/sums")
     store.open({"temperature": 0.5, "model": "another"})
+    store.append([{"problem": 0, "sample": 0, "text": "2", "tokens": 1, "right": True}])
     before = sorted((tmp_path / "out").rglob("*"))
     assert main(Request([str(model)], [str(data)], n=1, out=tmp_path / "out")) == 1
     line = capsys.readouterr().err

@@ -21,7 +21,7 @@ def test_one_engine_for_each_group_of_gpus() -> None:
 def test_no_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    for devices in (choose(None, 1, []), choose(0, 1, ["0"])):
+    for devices in (choose(None, 1, []), choose(0, 1, [])):
         assert (devices.on_cpu, devices.tensor_parallel, len(devices.engines)) == (True, 1, 1)
         environment = devices.environment(0)
         # As the recipe's scale has it, but for what the shell says.
@@ -37,10 +37,15 @@ def test_no_gpu_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (-1, 1, "--gpus -1: 2 are visible here"),
         (None, 4, "--tensor-parallel 4: 2 GPUs are visible here"),
         (1, 2, "--tensor-parallel 2: --gpus 1 is no multiple of it"),
-        (0, 2, "--tensor-parallel 2: no GPU is visible here"),
+        (0, 1, "--gpus 0: this vLLM runs on GPUs alone, of which 2 are visible here"),
         (None, 0, "--tensor-parallel 0: at least 1"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(gpus: int | None, tensor_parallel: int, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         choose(gpus, tensor_parallel, ["0", "1"])
+
+
+def test_the_cpu_is_one_engine() -> None:
+    with pytest.raises(ValueError, match="--tensor-parallel 2: no GPU is visible here"):
+        choose(0, 2, [])

@@ -33,6 +33,17 @@ def written(folder: Path, name: str, rows: list[Any]) -> Path:
     return path
 
 
+def test_a_problem_that_is_repeated_counts_once(tmp_path: Path) -> None:
+    """As in DAPO's AIME 2024, where each stands 32 times: intervals are over problems."""
+    again = {**VERL, "extra_info": {"index": 1, "entry": "kept"}}
+    harder = {**VERL, "reward_model": {"style": "rule", "ground_truth": "3"}}
+    file = read(written(tmp_path, "some.jsonl", [VERL, again, harder, VERL]))
+    assert [(problem.row, problem.truth) for problem in file.problems] == [(0, "2"), (2, "3")]
+    assert file.repeated == 2
+    easy = read(written(tmp_path, "math.jsonl", [MATH, {**MATH, "answer": "2"}, {**MATH, "level": 1}]))
+    assert ([problem.row for problem in easy.problems], easy.repeated) == ([0, 1], 1)
+
+
 @pytest.mark.parametrize("name", ["some.parquet", "some.jsonl", "some.json"])
 def test_all_kinds_of_file_are_the_same_problems(name: str, tmp_path: Path) -> None:
     file = read(written(tmp_path, name, [VERL, VERL | {"reward_model": {"style": "rule", "ground_truth": "3"}}]))

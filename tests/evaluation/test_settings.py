@@ -26,6 +26,12 @@ def test_a_run_is_sampled_as_it_validates() -> None:
     assert settings.sampling([BASE], {}, on_cpu=False) == Sampling()
 
 
+@pytest.mark.parametrize("given", ["", "pkg://"])
+def test_a_reward_without_a_name_is_refused(given: str) -> None:
+    with pytest.raises(ValueError, match=r"--reward '.*': names no file"):
+        settings.reward([BASE], given)
+
+
 def test_runs_that_differ_must_be_told() -> None:
     other = run("b", "actor_rollout_ref.rollout.val_kwargs.top_p=1.0")
     with pytest.raises(ValueError, match=r"--top-p: the runs differ \(a has 0.7, b has 1.0\); say which"):
@@ -55,6 +61,7 @@ def test_the_reward_is_the_runs_or_the_command_lines() -> None:
         ("top_k", -2),
         ("max_tokens", 0),
         ("seed", -1),
+        ("seed", 1 << 32),
     ],
 )
 def test_values_out_of_range_are_named(name: str, value: float) -> None:

@@ -58,11 +58,19 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.check(SETTINGS_OF_ONE)
     store.open(SETTINGS_OF_ONE)
+    # Nothing was sampled with them yet: other ones may take their place.
+    other = {**SETTINGS_OF_ONE, "model": "b2", "max_tokens": 32}
+    store.check(other)
+    store.open(other)
+    store.open(SETTINGS_OF_ONE)
+    store.append([row(0)])
     store.check(dict(SETTINGS_OF_ONE))
     with pytest.raises(
         ValueError, match=r"other settings \(max_tokens: 64 -> 32; model: a1 -> b2\); choose another --out"
     ):
-        store.check({**SETTINGS_OF_ONE, "model": "b2", "max_tokens": 32})
+        store.check(other)
+    store.open(other)  # what stands there stays
+    store.check(SETTINGS_OF_ONE)
 
 
 def test_responses_of_unknown_settings_are_refused(tmp_path: Path) -> None:
@@ -81,3 +89,32 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "shards/000000.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"000000\.parquet: not readable"):
         store.responses()
+
+
+@pytest.mark.parametrize("change", [{"right": None}, {"tokens": None}])
+def test_verdicts_that_are_missing_are_named(tmp_path: Path, change: dict[str, object]) -> None:
+    store = Store(tmp_path)
+    store.append([row(0), {**row(1), **change}])
+    (column,) = change
+    with pytest.raises(ValueError, match=rf"000000\.parquet: not readable \({column}: rows without a value\)"):
+        store.responses()
+
+
+def test_a_byte_that_a_disk_changed_is_noticed(tmp_path: Path) -> None:
+    """Of the file of shards and of the whole one, which are compressed differently: no verdict turns."""
+    store = Store(tmp_path)
+    store.append([row(number) for number in range(64)])
+    before = store.responses()
+    for path in (tmp_path / "shards/000000.parquet", tmp_path / RESPONSES):
+        content, noticed = path.read_bytes(), 0
+        for place in range(4, len(content) // 2, 29):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+            try:
+                found = store.responses()
+            except ValueError as error:
+                noticed += str(path) in str(error)
+                continue
+            assert found.equals(before), place
+        assert noticed > 10
+        path.write_bytes(content)
+        store.compact()

@@ -204,6 +204,11 @@ def test_search_finds_text_over_tokens_and_prompts_and_goes_there(tab: Browser) 
     assert position_of_hit(tab) == (place + 1, count)
     tab.key("Enter", shift=True)
     assert position_of_hit(tab) == (place, count)
+    go_to_step(tab, 1)  # where no match was gone to yet: backwards begins with the last
+    tab.key("/")
+    tab.key("Enter", shift=True)
+    place, count = position_of_hit(tab)
+    assert place == count > 2
     tab.evaluate("document.getElementById('search').select()")
     tab.send("Input.insertText", text="nowhere")
     tab.wait_until("document.getElementById('hits').textContent === '0 found'")

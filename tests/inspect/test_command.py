@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,14 @@ def test_what_is_not_there_is_said(run, tmp_path, choice, said) -> None:
     with pytest.raises(InspectError, match=said):
         inspect(run, tmp_path / "page.html", **choice)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_dump_without_rows_and_a_file_in_place_of_a_run_are_named(run, tmp_path) -> None:
+    with pytest.raises(InspectError, match=r"step_1\.parquet: is a file; name the run's folder"):
+        inspect(run / "tokens/step_1.parquet", tmp_path / "page.html")
+    dump.write(replace(dump.read(run / "tokens/step_1.parquet"), responses=[]), tmp_path / "empty", 2**30)
+    with pytest.raises(InspectError, match=r"nothing to draw: the dumps of steps 1 have no rows"):
+        inspect(tmp_path / "empty", tmp_path / "page.html")
 
 
 def test_on_the_command_line(run, tmp_path, capsys, monkeypatch) -> None:

@@ -65,12 +65,28 @@ def test_jupyter_gets_a_frame_with_the_page_in_it(tmp_path) -> None:
         ({"estimator": "gtpo_v9"}, "adv_estimator must be one of gtpo_v1"),
         ({"config": {"alhpa": 1}}, "algorithm.gtpo.alhpa"),
         ({"scores": [1.0]}, "scores has 1 rows"),
+        ({"entropy": torch.tensor(1.0)}, r"entropy \(\) and response_mask \(4, 4\)"),
+        ({"entropy": "high"}, "entropy is no tensor, but str"),
+        ({"response_mask": None}, "response_mask is no tensor, but NoneType"),
+        ({"old_log_probs": [[0.0], [0.0, 1.0]]}, "old_log_probs is no tensor, but list"),
+        ({"success": None}, "success is no tensor, but NoneType"),
+        ({"success": True}, "success has no rows, and entropy 4"),
+        ({"index": 4}, "index has no rows"),
+        ({"tokens": None}, "tokens has no rows"),
+        ({"tokens": [1, 2, 3, 4]}, r"tokens\[0\] has no texts"),
     ],
 )
 def test_what_does_not_fit_is_named(change, said) -> None:
     given = {"estimator": "gtpo_v2", "entropy": ENTROPY, "response_mask": MASK, "index": INDEX, "success": SUCCESS}
     with pytest.raises(ValueError, match=said):
         credit(**{**given, "tokens": TOKENS, **change})
+
+
+def test_arrays_and_lists_are_tensors_too() -> None:
+    want = credit("gtpo_v2", ENTROPY, MASK, INDEX, SUCCESS, TOKENS, old_log_probs=-ENTROPY)
+    given = {"entropy": ENTROPY.numpy(), "response_mask": MASK.tolist(), "success": SUCCESS.numpy()}
+    got = credit("gtpo_v2", **given, index=np.array(INDEX), tokens=TOKENS, old_log_probs=(-ENTROPY).tolist())
+    assert got.html == want.html
 
 
 def test_neither_verl_nor_ray_is_needed() -> None:

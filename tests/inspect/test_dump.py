@@ -7,6 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from gtpo_verl.inspect import InspectError, dump
+from gtpo_verl.inspect.page import encode
 from gtpo_verl.inspect.responses import Step
 
 ANY_SIZE = 2**40
@@ -114,14 +115,73 @@ def test_another_parquet_file_is_named(make_step, tmp_path) -> None:
         dump.read(path)
 
 
-def test_columns_that_do_not_fit_are_refused(make_step, tmp_path) -> None:
+def replaced(table, name, values):
+    return table.set_column(table.column_names.index(name), name, pyarrow.array(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("entropy", lambda rows: [row[:-1] for row in rows], "entropy has rows of other lengths"),
+        # As many values in all, but of other tokens.
+        ("entropy", lambda rows: [rows[0] + rows[1][:1], rows[1][1:], *rows[2:]], "entropy has rows of other lengths"),
+        ("pieces", lambda rows: [rows[0] + rows[1][:1], rows[1][1:], *rows[2:]], "rows of other lengths than pieces"),
+        ("advantages", lambda rows: [None, *rows[1:]], "advantages has gaps"),
+        ("pieces", lambda rows: [[None, *rows[0][1:]], *rows[1:]], "pieces has gaps"),
+        ("right", lambda rows: [None, *rows[1:]], "right has gaps"),
+        ("score", lambda rows: [None, *rows[1:]], "score has gaps"),
+        ("score", lambda rows: [float("nan"), *rows[1:]], "score is not finite"),
+        ("length_penalty", lambda rows: [float("-inf"), *rows[1:]], "length_penalty is not finite"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(make_step, tmp_path, name, change, said) -> None:
     path = dump.write(make_step(), tmp_path, ANY_SIZE)
     table = pyarrow.parquet.read_table(path)
-    short = [values[:-1] for values in table["entropy"].to_pylist()]
-    place = table.column_names.index("entropy")
-    pyarrow.parquet.write_table(table.set_column(place, "entropy", pyarrow.array(short)), path)
-    with pytest.raises(InspectError, match=r"step_1\.parquet.*entropy has \d+ values for \d+ tokens"):
+    pyarrow.parquet.write_table(replaced(table, name, change(table[name].to_pylist())), path)
+    with pytest.raises(InspectError, match=rf"step_1\.parquet: cannot be read.*{said}"):
         dump.read(path)
+
+
+@pytest.mark.parametrize("kind", ["missing", "numbers", "texts", "nulls"])
+def test_no_column_of_another_kind_is_more_than_one_line(make_step, tmp_path, kind) -> None:
+    """Whatever stands in a column, the file is read or refused by name, and the page of what is read can be made."""
+    path = dump.write(make_step(), tmp_path, ANY_SIZE)
+    whole = pyarrow.parquet.read_table(path)
+    others = {"numbers": range(len(whole)), "texts": ["x"] * len(whole), "nulls": [None] * len(whole)}
+    refused = {}
+    for name in whole.column_names:
+        table = whole.drop([name]) if kind == "missing" else replaced(whole, name, others[kind])
+        pyarrow.parquet.write_table(table, path)
+        try:
+            encode(dump.read(path))
+        except InspectError as error:
+            refused[name] = str(error)
+    assert all(said.startswith(f"{path}: cannot be read") for said in refused.values())
+    assert {"pieces", "responses", "response_mask"} <= refused.keys()
+
+
+@pytest.mark.parametrize("about", ["[1]", "{", '{"step": null}', '{"step": 1, "algorithm": "", "settings": NaN}'])
+def test_metadata_that_is_no_dumps_is_refused(make_step, tmp_path, about) -> None:
+    path = dump.write(make_step(), tmp_path, ANY_SIZE)
+    table = pyarrow.parquet.read_table(path).replace_schema_metadata({"gtpo_verl": about})
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(InspectError, match=r"step_1\.parquet: cannot be read"):
+        dump.read(path)
+
+
+def test_a_byte_that_a_disk_changed_is_noticed(make_step, tmp_path) -> None:
+    path = dump.write(make_step(groups=1), tmp_path, ANY_SIZE)
+    whole, content = pyarrow.parquet.read_table(path), path.read_bytes()
+    noticed = 0
+    for place in range(4, len(content) // 2, 61):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
+        try:
+            dump.read(path)
+        except InspectError:
+            noticed += 1
+            continue
+        assert pyarrow.parquet.read_table(path).equals(whole), place
+    assert noticed > 20
 
 
 def test_the_dumps_of_a_run_are_found(make_step, tmp_path) -> None:
