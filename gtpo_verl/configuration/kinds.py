@@ -15,6 +15,8 @@ from gtpo_verl.configuration.composition import compose_config
 
 # vLLM takes text for it (`preflight.sizes.gpu_share`).
 _NUMBERS_AS_TEXT = ("actor_rollout_ref.rollout.gpu_memory_utilization",)
+# peft takes a word for all of them, or their names.
+_WORD_OR_LIST = ("actor_rollout_ref.model.target_modules", "critic.model.target_modules")
 # Groups that whoever reads them takes as left out.
 _OPTIONAL_GROUPS = (
     *("algorithm.filter_groups", "algorithm.rollout_correction", "algorithm.gtpo", "algorithm.forking"),
@@ -45,7 +47,8 @@ def check_kinds(config: DictConfig) -> None:
             continue
         if value is None and key in groups and _stands_there(config, key):
             raise ValueError(f"{key}=null must be a group: its keys are read")
-        if value is None or _is_a(kind, value) or (key in _NUMBERS_AS_TEXT and isinstance(value, str)):
+        listed = key in _WORD_OR_LIST and isinstance(value, ListConfig)
+        if value is None or _is_a(kind, value) or listed or (key in _NUMBERS_AS_TEXT and isinstance(value, str)):
             if kind is str and isinstance(value, int | float):  # an experiment may be called 7
                 OmegaConf.update(config, key, str(value))
             continue

@@ -236,6 +236,19 @@ def test_the_preflight_makes_findings_of_any_overrides(given: list[str], start: 
         assert command.preflight([*start, *given], dry_run=True) in (0, 1)
 
 
+TAKES_OTHERS = (
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.model.target_modules",
+    "critic.model.target_modules",
+)
+
+
+def test_modules_of_an_adapter_may_be_listed() -> None:
+    config = compose_config(["actor_rollout_ref.model.target_modules=[q_proj,v_proj]"])
+    check_kinds(config)
+    assert config.actor_rollout_ref.model.target_modules == ["q_proj", "v_proj"]
+
+
 OTHER_KINDS: list[tuple[type, list[Any]]] = [
     (bool, ["abc", "true", "", 2, 0.5, [1], {"a": 1}]),
     (int, ["abc", "1", "", True, float("nan"), [1], {"a": 1}]),
@@ -250,7 +263,7 @@ OTHER_KINDS: list[tuple[type, list[Any]]] = [
 @given(key=st.deferred(lambda: st.sampled_from(list(defaults()))), data=st.data())
 def test_a_value_of_another_kind_is_refused_by_its_key(key: str, data: Any) -> None:
     default = defaults()[key]
-    assume(default is not None and key != "actor_rollout_ref.rollout.gpu_memory_utilization")
+    assume(default is not None and key not in TAKES_OTHERS)
     wrong = data.draw(st.sampled_from(next(values for kind, values in OTHER_KINDS if type(default) is kind)))
     config = OmegaConf.create(OmegaConf.to_container(compose_config_once()))
     OmegaConf.update(config, key, wrong, merge=False, force_add=True)
