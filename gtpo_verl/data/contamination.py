@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from gtpo_verl.data.cleaning import unwrapped
 from gtpo_verl.data.errors import first_line
-from gtpo_verl.tasks.data_files import DataFileError
+from gtpo_verl.tasks.data_files import UNREADABLE, DataFileError
 
 _TYPESETTING = re.compile(
     r"\\(?:left|right|displaystyle|qquad|quad|bigg|Bigg|big|Big)(?![a-zA-Z])"
@@ -50,8 +50,7 @@ def problems_by_split(path: Path) -> dict[str, dict[str, int]]:
             table = file.read(columns=["prompt", "extra_info"])
             names = pyarrow.compute.struct_field(table.column("extra_info"), "split").to_pylist()
             prompts = table.column("prompt").to_pylist()
-    # A KeyError is pyarrow's name for two columns of one name.
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({first_line(error)})") from error
     splits: dict[str, dict[str, int]] = {}
     for row, (name, prompt) in enumerate(zip(names, prompts, strict=True)):

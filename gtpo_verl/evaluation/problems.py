@@ -19,7 +19,7 @@ from gtpo_verl.data.fetching import SUFFIXES
 from gtpo_verl.data.sources import REASONING_GYM_PREFIX, SOURCES
 from gtpo_verl.rewards.prompts import DAPO_PROMPT
 from gtpo_verl.rewards.truth import problem_with_truth
-from gtpo_verl.tasks.data_files import DataFileError, problem_with_row
+from gtpo_verl.tasks.data_files import UNREADABLE, DataFileError, problem_with_row
 
 PLACEHOLDER = "{problem}"
 _QUESTIONS = ("problem", "question")
@@ -154,8 +154,7 @@ def _parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:
         table = pyarrow.parquet.read_table(path)
         table.validate(full=True)  # parquet says that text is UTF-8; nothing has checked it
         return list(enumerate(table.to_pylist()))
-    # A KeyError is pyarrow's name for two columns of one name.
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise DataFileError(f"{path}: not a readable parquet file ({first_line(error)})") from error
 
 

@@ -11,6 +11,9 @@ import pyarrow
 import pyarrow.parquet
 
 _ROWS_SHOWN = 5
+# What reading a table can lead to beside `OSError`: a KeyError is pyarrow's name for two columns of one name, a
+# ValueError or an OverflowError for dates that Python has not.
+UNREADABLE = (pyarrow.ArrowException, KeyError, ValueError, OverflowError)
 
 
 class DataFileError(ValueError):
@@ -84,8 +87,9 @@ def check_rows(
     try:
         validate(full=True)  # parquet says that text is UTF-8; nothing has checked it
         return _count_rows(path, column_names, rows, prompt_key, data_source_key, problem_with_truth)
-    # A KeyError is pyarrow's name for two columns of one name.
-    except (pyarrow.ArrowException, UnicodeDecodeError, KeyError) as error:
+    except DataFileError:
+        raise
+    except UNREADABLE as error:
         raise DataFileError(f"{path}: not a readable {path.suffix.lstrip('.')} file ({error})") from error
 
 

@@ -296,6 +296,22 @@ def test_any_table_is_read_or_named(table: pyarrow.Table, name: str) -> None:
         rows_or_refused(READERS[name][0], path)
 
 
+FAR = pyarrow.table(
+    {
+        **pyarrow.Table.from_pylist([verl_row("1+1=", "2")]).to_pydict(),
+        "extra_info": pyarrow.array([{"index": 2**31 - 1}], pyarrow.struct([("index", pyarrow.date32())])),
+    }
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_dates_that_python_has_not(name: str) -> None:
+    with file("a.parquet", parquet(FAR)) as path:
+        found = rows_or_refused(READERS[name][0], path)
+    read_without_them = {"clean": 1, "compare": 0}
+    assert found == read_without_them[name] if name in read_without_them else isinstance(found, str)
+
+
 # As verl reads them ---------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import string
 import tempfile
 from collections.abc import Callable, Iterator
