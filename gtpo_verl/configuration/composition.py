@@ -34,9 +34,15 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_module("gtpo_verl.configs", version_base=None):
             config = compose("train", [*verl_search_path(overrides), *overrides])
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(in_words(error)) from error
     resolve(config)
     return config
+
+
+def in_words(error: Exception) -> str:
+    """What Hydra says, with the override that it cannot parse."""
+    override = getattr(error, "override", None)
+    return str(error) if override is None or override in str(error) else f"{override}: {error}"
 
 
 def resolve(config: DictConfig) -> None:
@@ -54,17 +60,14 @@ def resolve(config: DictConfig) -> None:
 
 
 def _unresolvable(node: Any, prefix: str = "") -> str | None:
-    """The first key, with its interpolation, that has no value."""
+    """The first key that still is an interpolation, as OmegaConf resolves them in this order."""
     names: Any = node.keys() if isinstance(node, DictConfig) else range(len(node))
     for name in names:
+        if OmegaConf.is_interpolation(node, name):
+            return f"{prefix}{name}={node._get_node(name)._value()}"
         if OmegaConf.is_missing(node, name):
             continue
-        try:
-            value = node[name]
-        except (OmegaConfBaseException, RecursionError):
-            return f"{prefix}{name}={node._get_node(name)._value()}"
-        inside = OmegaConf.is_config(value) and not OmegaConf.is_interpolation(node, name)
-        if inside and (found := _unresolvable(value, f"{prefix}{name}.")):
+        if OmegaConf.is_config(node[name]) and (found := _unresolvable(node[name], f"{prefix}{name}.")):
             return found
     return None
 

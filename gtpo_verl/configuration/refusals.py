@@ -130,6 +130,13 @@ def check_steps(config: DictConfig, rows: int) -> None:
         ValueError: no whole batch, or too few epochs; names the keys.
     """
     data, trainer = config.data, config.trainer
+    for key in ("data.train_batch_size", "trainer.total_epochs", "trainer.total_training_steps"):
+        value = OmegaConf.select(config, key)
+        optional = value is None and key == "trainer.total_training_steps"
+        if not optional and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{key}={value} must be a whole number of at least 1")
+    if not isinstance(data.get("train_max_samples"), int | None):
+        raise ValueError(f"data.train_max_samples={data.train_max_samples} must be a whole number, or -1 for all")
     most = data.get("train_max_samples", -1)
     prompts, limited = rows, ""
     if most is not None and 0 < most < rows:

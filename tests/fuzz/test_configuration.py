@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gtpo_verl.configuration.composition import compose_config, resolve, to_yaml, verl_search_path
+from gtpo_verl.configuration.composition import compose_config, in_words, resolve, to_yaml, verl_search_path
 from gtpo_verl.configuration.kinds import check_kinds
 from gtpo_verl.configuration.preparation import prepare
 from gtpo_verl.driver.main import refuse
@@ -175,7 +175,7 @@ def composed(overrides: list[str]) -> DictConfig:
         parsed = OverridesParser.create().parse_overrides(overrides)
         ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(in_words(error)) from error
     resolve(config)
     return config
 
@@ -196,7 +196,17 @@ def assert_accepted_or_named(
 
 FOUND = [
     ["actor_rollout_ref.actor.profiler=null"],
+    ["actor_rollout_ref.actor.profiler=1e30"],
+    ["actor_rollout_ref.actor.profiler.tool_config.torch=null"],
+    ["actor_rollout_ref.actor=["],
     ["trainer.nnodes=???"],
+    *(
+        [f"{key}={value}"]
+        for key in ("data.train_batch_size", "trainer.total_epochs")
+        for value in ("null", "0", "1.5")
+    ),
+    ["trainer.total_training_steps=1e30"],
+    ["data.train_max_samples=0.5"],
     ["+gtpo_verl.env.TRIED=2"],
     ["ray_kwargs.ray_init=null"],
     ["trainer.default_local_dir=1.5"],
