@@ -85,12 +85,14 @@ def check(config: DictConfig) -> RunInfo:
 
     from gtpo_verl.configuration.checks import check_config, validates_only
     from gtpo_verl.configuration.refusals import refuse_on_driver
+    from gtpo_verl.preflight.command import refuse_sizes
     from gtpo_verl.run_folder.checkpoints import CheckpointFolder, check_resume, resumed_checkpoint, resumed_step
     from gtpo_verl.run_folder.fit import check_fit
     from gtpo_verl.run_folder.trackers import check_trackers
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
+    refuse_sizes(config)
     notes = check_config(config)
     check_trackers(config.trainer.logger)
     check_resume(config)

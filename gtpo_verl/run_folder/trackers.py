@@ -81,8 +81,10 @@ def check_trackers(loggers: str | Sequence[str] | None) -> None:
     Raises:
         ValueError: naming `trainer.logger`, the backend, and the package to install or the variable to export.
     """
-    if loggers is None:
-        raise ValueError("trainer.logger=null: verl needs a backend, e.g. [console, file]")
+    if not loggers:
+        raise ValueError(
+            f"trainer.logger={'null' if loggers is None else loggers}: verl needs a backend, e.g. [console, file]"
+        )
     for backend in backends(loggers):
         if backend in WITHOUT_PACKAGE:
             continue
