@@ -18,8 +18,16 @@ from gtpo_verl.configuration.data_checks import check_data, check_templates, rea
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.rewards.truth import problem_with_truth
 from gtpo_verl.runtime import devices
+from gtpo_verl.runtime.disks import unwritable
 
 _MODEL = "actor_rollout_ref.model"
+_WRITTEN = (
+    "gtpo_verl.run_dir",
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "gtpo_verl.token_dump_dir",
+)
 
 
 def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
@@ -106,6 +114,18 @@ def check_disk(folder: Path, minimum_gib: float) -> None:
             f"{folder}: only {free:.2f} GiB free, gtpo_verl.min_free_disk_gib asks for {minimum_gib:g}. "
             "Free some space, or set gtpo_verl.run_dir to another disk"
         )
+
+
+def check_folders(config: DictConfig) -> None:
+    """Refuses folders of the run into which nothing can be written: verl finds out when it saves, hours later.
+
+    Raises:
+        OSError: naming the key.
+    """
+    for key in _WRITTEN:
+        path = OmegaConf.select(config, key)
+        if path and "://" not in str(path) and (problem := unwritable(Path(path))) is not None:
+            raise OSError(f"{key}={path}: {problem}")
 
 
 def check_models(model: DictConfig) -> None:

@@ -84,7 +84,7 @@ def check(config: DictConfig) -> RunInfo:
     from verl.utils.device import auto_set_device
 
     from gtpo_verl.configuration.checks import check_config, validates_only
-    from gtpo_verl.configuration.refusals import refuse_on_driver
+    from gtpo_verl.configuration.refusals import check_folders, refuse_on_driver
     from gtpo_verl.preflight.command import refuse_sizes
     from gtpo_verl.run_folder.checkpoints import CheckpointFolder, check_resume, resumed_checkpoint, resumed_step
     from gtpo_verl.run_folder.fit import check_fit
@@ -92,6 +92,7 @@ def check(config: DictConfig) -> RunInfo:
 
     settings = RecipeSettings.from_config(config)
     auto_set_device(config)
+    check_folders(config)
     refuse_sizes(config)
     notes = check_config(config)
     check_trackers(config.trainer.logger)
@@ -128,6 +129,9 @@ def check(config: DictConfig) -> RunInfo:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not info.finished:
         hold(Path(info.log), f"gtpo_verl.run_dir={run_dir}")
+        if not info.validates_only:  # which may lie elsewhere, or in the folder of another run
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            hold(checkpoints / ".lock", f"trainer.default_local_dir={checkpoints}")
     if not info.finished and not (info.validates_only and resolved.exists()):  # else the file says what was trained
         # Not by Hydra, which would write before a credential is refused.
         resolved.write_text(text, encoding="utf-8")
