@@ -1,5 +1,6 @@
 """The configuration's own group `gtpo_verl` (`configs/train.yaml` holds these defaults; a test compares them)."""
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -70,13 +71,25 @@ class RecipeSettings:
         for f in fields(cls):
             if f.name in given and given[f.name] is None and f.default is not None:
                 raise ValueError(f"gtpo_verl.{f.name}=null: a value is needed")
-        if given.get("poll_interval", 1) <= 0:
-            raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
-        if given.get("stall_timeout", 0) < 0:
-            raise ValueError(f"gtpo_verl.stall_timeout = {given['stall_timeout']} must not be negative (seconds)")
+        _check_numbers(given)
         settings = cls(**given)
         _check_token_dump(settings)
         return settings
+
+
+def _check_numbers(given: dict[str, Any]) -> None:
+    for name, demand, unit in (
+        ("poll_interval", "must be positive", "seconds"),
+        ("stall_timeout", "must not be negative", "seconds"),
+        ("min_free_disk_gib", "must not be negative", "GiB"),
+    ):
+        value = given.get(name, 1)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and demand == "must be positive"):
+            raise ValueError(f"gtpo_verl.{name} = {value} {demand} ({unit})")
+    for name in ("fused_entropy", "fast_rollout", "probe_reward", "preflight"):
+        if not isinstance(given.get(name, True), bool):
+            raise ValueError(f"gtpo_verl.{name} = {given[name]} must be true or false")
 
 
 def _check_token_dump(settings: RecipeSettings) -> None:
