@@ -4,18 +4,19 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gtpo_verl import tasks
 from gtpo_verl.runtime.caches import cache_variables
 from gtpo_verl.runtime.loopback import direct_loopback
-from gtpo_verl.runtime.text import hold_to_terminal, start_over_in_utf8
+from gtpo_verl.runtime.text import end_output, hold_to_terminal, open_standard_streams, start_over_in_utf8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     if arguments is None:  # this process is the command's
+        open_standard_streams()
         start_over_in_utf8()
     parser = argparse.ArgumentParser(prog="gtpo-verl", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -87,7 +88,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hold_to_terminal()
     options = parser.parse_args(arguments)
     os.environ.update({**cache_variables(), **direct_loopback()})
-    return options.run(options)
+    return _ended(lambda: options.run(options))
+
+
+def _ended(command: Callable[[], int]) -> int:
+    """The command's exit code; 1 where its output cannot be written, which is said once."""
+    problem = None
+    try:
+        code = command()
+    except BrokenPipeError:  # whoever read it has gone, as `head` does
+        code = 1
+    except OSError as error:
+        code, problem = 1, str(error)
+    unwritten = end_output()
+    if unwritten is not None and not code:
+        code, problem = 1, unwritten
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr)
+    return code
 
 
 def _add_eval(commands: Any) -> None:

@@ -1,5 +1,7 @@
 """Refusals by name: what an algorithm needs of the configuration for its advantages and its loss to mean anything."""
 
+import math
+
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.algorithms import (
@@ -31,6 +33,7 @@ def check_algorithm(config: DictConfig) -> list[str]:
     Raises:
         ValueError: a combination that cannot work, by the name of its key.
     """
+    check_ranges(config)
     check_micro_batches(config)
     check_rollout_correction(config)
     check_forking(config)
@@ -38,7 +41,12 @@ def check_algorithm(config: DictConfig) -> list[str]:
     gtpo = GtpoConfig.from_any(gtpo_section(config.algorithm))
     estimator = config.algorithm.adv_estimator
     mismatch = unfitting_pair(estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    warnings = [*([mismatch] if mismatch else []), *check_groups(config, gtpo), *uneven_means(config)]
+    warnings = [
+        *([mismatch] if mismatch else []),
+        *check_groups(config, gtpo),
+        *uneven_means(config),
+        *check_learning(config),
+    ]
     if estimator not in ESTIMATORS:
         # The other kind is enabled by a task's settings, for whichever algorithm reads it.
         grop = gtpo.length_penalty.enable and gtpo.length_penalty.kind == GROP
@@ -95,13 +103,61 @@ def check_groups(config: DictConfig, gtpo: GtpoConfig) -> list[str]:
         return [f"{_ROLLOUT}.n=1: a response alone has no baseline, verl takes its reward for its advantage"]
     if estimator != "grpo" and not (estimator in ESTIMATORS and needs_groups(estimator, gtpo)):
         return []
-    for key, value in (("n", 1), ("temperature", 0), ("top_k", 1)):
-        if rollout[key] == value:
+    for key, same in (
+        ("n", rollout.n == 1),
+        ("temperature", _greedy(rollout.temperature)),
+        ("top_k", rollout.top_k == 1),
+    ):
+        if same:
             raise ValueError(
                 f"{_ROLLOUT}.{key}={rollout[key]}: {estimator} compares different responses to a prompt with each "
                 "other; here every advantage would be 0"
             )
     return []
+
+
+def _greedy(temperature: object) -> bool:
+    """vLLM takes the likeliest token below its `_SAMPLING_EPS` (vllm/sampling_params.py)."""
+    return isinstance(temperature, int | float) and 0 <= temperature < 1e-5
+
+
+def check_ranges(config: DictConfig) -> None:
+    """Refuses values that vLLM refuses of every request, minutes later, and bounds of the loss below 0, of which
+    nobody says anything."""
+    ranges = [
+        (f"{where}.{name}", least, most, above)
+        for where in (_ROLLOUT, f"{_ROLLOUT}.val_kwargs")
+        for name, least, most, above in (
+            ("temperature", 0, math.inf, False),
+            ("top_p", 0, 1, True),
+            ("top_k", -1, math.inf, False),
+        )
+    ]
+    ranges += [(f"{_ACTOR}.{name}", 0, math.inf, False) for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")]
+    for key, least, most, above in ranges:
+        value = OmegaConf.select(config, key)
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value > most or value < least or (above and value == least):
+            raise ValueError(
+                f"{key}={value} is no number {'above' if above else 'of at least'} {least}"
+                f"{f' and up to {most}' if most < math.inf else ''}"
+            )
+
+
+def check_learning(config: DictConfig) -> list[str]:
+    """Warnings: what trains nothing, or not what the numbers say."""
+    actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
+    size, found = actor.ppo_mini_batch_size, []
+    if actor.optim.lr == 0:
+        found.append(f"{_ACTOR}.optim.lr=0: no weight is changed")
+    if isinstance(size, int) and isinstance(batch, int) and size > 0 and batch % size:
+        found.append(
+            f"{_ACTOR}.ppo_mini_batch_size={size} does not divide data.train_batch_size={batch}: verl fills the last "
+            "mini-batch of each step up with empty responses, so that it counts for less"
+        )
+    return found
 
 
 def check_micro_batches(config: DictConfig) -> None:

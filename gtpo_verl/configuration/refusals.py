@@ -1,6 +1,7 @@
 """Checks of the driver, before Ray starts: what would otherwise fail a minute later, in another process."""
 
 import inspect
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,16 @@ from gtpo_verl.configuration.data_checks import check_data, check_templates, rea
 from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.rewards.truth import problem_with_truth
 from gtpo_verl.runtime import devices
+from gtpo_verl.runtime.disks import unwritable
+
+_MODEL = "actor_rollout_ref.model"
+_WRITTEN = (
+    "gtpo_verl.run_dir",
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "gtpo_verl.token_dump_dir",
+)
 
 
 def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
@@ -28,7 +39,7 @@ def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
     devices.refuse_rocr(os.environ)
     check_ray_folder(config)
     check_disk(Path(settings.run_dir), settings.min_free_disk_gib)
-    check_model(config.actor_rollout_ref.model.path)
+    check_models(config.actor_rollout_ref.model)
     if not read_by_another(config.data):
         known = truth_check(config)
         rows = {
@@ -41,6 +52,32 @@ def refuse_on_driver(config: DictConfig, settings: RecipeSettings) -> None:
     if settings.probe_reward:
         probe_reward(config)
     check_with_verl(config)
+    check_optimizer(config)
+
+
+def check_optimizer(config: DictConfig) -> None:
+    """Asks the optimizer's own class about its options, as verl's FSDP engines would build it after the model.
+
+    Raises:
+        ValueError: naming the key, or the group with what the class says.
+    """
+    actor = config.actor_rollout_ref.actor
+    if not str(actor.strategy).startswith("fsdp"):
+        return
+    import torch
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config.optimizer import build_optimizer
+
+    key, options = "actor_rollout_ref.actor.optim", actor.optim
+    for name, least in (("lr", "of at least 0"), ("clip_grad", "above 0")):
+        value = options[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and name == "clip_grad"):
+            raise ValueError(f"{key}.{name}={value} is no finite number {least}")
+    try:
+        build_optimizer([torch.nn.Parameter(torch.zeros(1))], omega_conf_to_dataclass(options))
+    except Exception as error:  # whatever that class, or the import of it, raises
+        raise ValueError(f"{key}: {options.optimizer_impl}.{options.optimizer} refuses: {error}") from error
 
 
 def check_with_verl(config: DictConfig) -> None:
@@ -79,8 +116,59 @@ def check_disk(folder: Path, minimum_gib: float) -> None:
         )
 
 
-def check_model(path: str | None) -> Path | None:
-    """The model's folder, in the hub's cache too; None for a name that the hub will be asked for.
+def check_folders(config: DictConfig) -> None:
+    """Refuses folders of the run into which nothing can be written: verl finds out when it saves, hours later.
+
+    Raises:
+        OSError: naming the key.
+    """
+    for key in _WRITTEN:
+        path = OmegaConf.select(config, key)
+        if path and "://" not in str(path) and (problem := unwritable(Path(path))) is not None:
+            raise OSError(f"{key}={path}: {problem}")
+
+
+def check_models(model: DictConfig) -> None:
+    """Refuses a model, configuration, tokenizer or adapter that is not there, or that would be left out.
+
+    Raises:
+        ValueError, FileNotFoundError: naming the key.
+    """
+    from transformers import AutoTokenizer
+
+    folder = check_model(model.path)
+    rank = model.get("lora_rank", 0)
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+        raise ValueError(f"{_MODEL}.lora_rank={rank} is no whole number of at least 0 (0: no adapter)")
+    if model.get("hf_config_path"):
+        check_model(model.hf_config_path, f"{_MODEL}.hf_config_path")
+    if adapter := model.get("lora_adapter_path"):
+        check_model(adapter, f"{_MODEL}.lora_adapter_path", "adapter_config.json")
+        if not rank:  # verl asks for it alone (verl/workers/engine/fsdp/transformer_impl.py, `_is_lora`)
+            raise ValueError(
+                f"{_MODEL}.lora_adapter_path={adapter} with {_MODEL}.lora_rank={rank}: verl would train the "
+                "whole model and leave that adapter out; set lora_rank to the adapter's"
+            )
+    key, tokenizer = f"{_MODEL}.path", model.path
+    if model.get("tokenizer_path"):
+        key, tokenizer = f"{_MODEL}.tokenizer_path", model.tokenizer_path
+        folder = check_model(tokenizer, key, None)
+    if folder is None:
+        return
+    try:
+        AutoTokenizer.from_pretrained(str(folder), trust_remote_code=model.get("trust_remote_code", False))
+    except Exception as error:  # transformers raises whatever a damaged file leads to
+        said = next(iter(str(error).strip().splitlines()), "")
+        raise ValueError(f"{key}={tokenizer}: no tokenizer to be read: {type(error).__name__}: {said}") from error
+
+
+def check_model(path: str | None, key: str = f"{_MODEL}.path", file: str | None = "config.json") -> Path | None:
+    """The folder of a model, or of a part of one, in the hub's cache too; None for a name that the hub will be asked
+    for.
+
+    Args:
+        key: that names it.
+        file: what must be in there.
 
     Raises:
         ValueError: none is given.
@@ -89,15 +177,15 @@ def check_model(path: str | None) -> Path | None:
     """
     if path is None:
         raise ValueError("actor_rollout_ref.model.path is not set; it is the folder of a Hugging Face model")
-    key = f"actor_rollout_ref.model.path={path}"
+    key = f"{key}={path}"
     if os.path.isdir(path):
-        if not os.path.exists(os.path.join(path, "config.json")):
-            raise FileNotFoundError(f"{key}: no config.json in that folder, so it is no Hugging Face model")
+        if file is not None and not os.path.exists(os.path.join(path, file)):
+            raise FileNotFoundError(f"{key}: no {file} in that folder, so it is no Hugging Face model")
         return Path(path)
     try:
         validate_repo_id(path)
     except HFValidationError:
-        raise FileNotFoundError(f"{key}: no such folder") from None
+        raise FileNotFoundError(f"{key}: {'a file, no folder' if os.path.exists(path) else 'no such folder'}") from None
     if not hub_is_offline():
         return None
     try:
@@ -107,8 +195,8 @@ def check_model(path: str | None) -> Path | None:
             f"{key}: no such folder, and no such model in the hub's cache {constants.HF_HUB_CACHE}; the hub is not "
             "asked (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)"
         ) from error
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{key}: no config.json of it in the hub's cache {folder}")
+    if file is not None and not (folder / file).exists():
+        raise FileNotFoundError(f"{key}: no {file} of it in the hub's cache {folder}")
     return folder
 
 
@@ -174,7 +262,11 @@ def probe_reward(config: DictConfig) -> None:
 
     from gtpo_verl.configuration.reward_results import check_result, deciding_metrics  # imports torch
 
-    function = get_custom_reward_fn(config)
+    where = f"reward.custom_reward_function ({config.reward.custom_reward_function.path})"
+    try:
+        function = get_custom_reward_fn(config)
+    except Exception as error:  # whatever the user's file raises when it is imported
+        raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
     wanted = deciding_metrics(config)
     if (
         read_by_another(config.data)
@@ -186,7 +278,6 @@ def probe_reward(config: DictConfig) -> None:
     files = config.data.train_files
     first = files[0] if isinstance(files, list | tuple | ListConfig) else files
     row = read_by_verl([Path(str(first)).expanduser()])[0]
-    where = f"reward.custom_reward_function ({config.reward.custom_reward_function.path})"
     try:
         result = function(
             data_source=row[config.data.reward_fn_key],

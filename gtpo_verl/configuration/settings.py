@@ -1,5 +1,6 @@
 """The configuration's own group `gtpo_verl` (`configs/train.yaml` holds these defaults; a test compares them)."""
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -70,10 +71,7 @@ class RecipeSettings:
         for f in fields(cls):
             if f.name in given and given[f.name] is None and f.default is not None:
                 raise ValueError(f"gtpo_verl.{f.name}=null: a value is needed")
-        if given.get("poll_interval", 1) <= 0:
-            raise ValueError(f"gtpo_verl.poll_interval = {given['poll_interval']} must be positive (seconds)")
-        if given.get("stall_timeout", 0) < 0:
-            raise ValueError(f"gtpo_verl.stall_timeout = {given['stall_timeout']} must not be negative (seconds)")
+        _check_numbers(given)
         if (env := given.get("env")) is not None:
             given["env"] = {name: _variable(f"gtpo_verl.env.{name}", value) for name, value in env.items()}
         settings = cls(**given)
@@ -85,6 +83,21 @@ def _variable(key: str, value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None) or "\0" in str(value):
         raise ValueError(f"{key}={value!r} must be a text; quote it")
     return None if value is None else str(value)
+
+
+def _check_numbers(given: dict[str, Any]) -> None:
+    for name, demand, unit in (
+        ("poll_interval", "must be positive", "seconds"),
+        ("stall_timeout", "must not be negative", "seconds"),
+        ("min_free_disk_gib", "must not be negative", "GiB"),
+    ):
+        value = given.get(name, 1)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and demand == "must be positive"):
+            raise ValueError(f"gtpo_verl.{name} = {value} {demand} ({unit})")
+    for name in ("fused_entropy", "fast_rollout", "probe_reward", "preflight"):
+        if not isinstance(given.get(name, True), bool):
+            raise ValueError(f"gtpo_verl.{name} = {given[name]} must be true or false")
 
 
 def _check_token_dump(settings: RecipeSettings) -> None:

@@ -117,6 +117,9 @@ def check(config: DictConfig) -> RunInfo:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not info.finished:
         hold(Path(info.log), f"gtpo_verl.run_dir={run_dir}")
+        if not info.validates_only:  # which may lie elsewhere, or in the folder of another run
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            hold(checkpoints / ".lock", f"trainer.default_local_dir={checkpoints}")
     if not info.finished and not (info.validates_only and resolved.exists()):  # else the file says what was trained
         # Not by Hydra, which would write before a credential is refused.
         resolved.write_text(text, encoding="utf-8")
@@ -137,11 +140,14 @@ def refuse(config: DictConfig) -> list[str]:
         ValueError, OSError: naming the key or file.
     """
     from gtpo_verl.configuration.checks import check_config
-    from gtpo_verl.configuration.refusals import refuse_on_driver
+    from gtpo_verl.configuration.refusals import check_folders, refuse_on_driver
+    from gtpo_verl.preflight.command import refuse_sizes
     from gtpo_verl.run_folder.checkpoints import check_resume, resumed_checkpoint
     from gtpo_verl.run_folder.fit import check_fit
     from gtpo_verl.run_folder.trackers import check_trackers
 
+    check_folders(config)
+    refuse_sizes(config)
     notes = check_config(config)
     check_trackers(config.trainer.logger)
     check_resume(config)

@@ -42,6 +42,16 @@ def preflight(overrides: Sequence[str], dry_run: bool = False, gpu_memory: int |
     return 1 if refused(findings) else 0
 
 
+def refuse_sizes(config: DictConfig) -> None:
+    """What every start asks, also one that does not look at the nodes: sums over the configuration.
+
+    Raises:
+        ValueError: the first size that is no number to compute with, or that does not fit the others, by its key.
+    """
+    for finding in refused(check_values(config) or check_sizes(config, inputs.positions_of_model(config))):
+        raise ValueError(f"{finding.key}: {finding.what}: {finding.detail}")
+
+
 def refuse_unfit(config: DictConfig) -> None:
     """All checks before a job; the table goes to its log.
 

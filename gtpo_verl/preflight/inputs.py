@@ -109,6 +109,23 @@ def _positions(described: Any) -> int | None:
     return getattr(described.get_text_config(), "max_position_embeddings", None)
 
 
+def positions_of_model(config: DictConfig) -> int | None:
+    """Tokens of the model's context, `override_config` included; None where that is not known on this machine."""
+    from transformers import AutoConfig
+
+    model = config.actor_rollout_ref.model
+    if (folder := local_model(config)) is None:
+        return None
+    try:
+        described = AutoConfig.from_pretrained(
+            model.get("hf_config_path") or str(folder), trust_remote_code=model.trust_remote_code
+        )
+        _override(described, model.override_config)
+    except Exception:  # whatever is wrong with it, other checks name it
+        return None
+    return _positions(described)
+
+
 def _check_positions(config: DictConfig, own: int | None, overridden: int | None) -> Iterator[Finding]:
     """vLLM reads the model's own configuration, and refuses to plan for more tokens than it finds there."""
     rollout = config.actor_rollout_ref.rollout

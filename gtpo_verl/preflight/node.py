@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -96,10 +97,19 @@ def collect(request: Request) -> NodeFacts:
         disk_free=shutil.disk_usage(folder).free,
         gpus=gpu_memory(request.visible),
         shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-        memory=psutil.virtual_memory().total,
+        memory=memory(),
         environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(_COMMUNICATION)},
         interfaces=sorted(psutil.net_if_addrs()),
     )
+
+
+def memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes: the machine's, or the container's limit where that is less (cgroup v2, and v1's own folder)."""
+    sizes = [psutil.virtual_memory().total]
+    for limit in (cgroup / "memory.max", cgroup / "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file; `max`
+            sizes.append(int(limit.read_text(encoding="utf-8")))
+    return min(sizes)
 
 
 def versions() -> dict[str, str]:

@@ -14,11 +14,16 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 COUNTS = (
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
+    "trainer.total_epochs",
+    "data.train_batch_size",
     "data.max_prompt_length",
     "data.max_response_length",
+    f"{_ACTOR}.ppo_epochs",
     f"{_ACTOR}.ulysses_sequence_parallel_size",
     f"{_ACTOR}.ppo_mini_batch_size",
     f"{_ROLLOUT}.n",
+    f"{_ROLLOUT}.val_kwargs.n",
+    f"{_ROLLOUT}.agent.num_workers",
     f"{_ROLLOUT}.tensor_model_parallel_size",
     f"{_ROLLOUT}.data_parallel_size",
     f"{_ROLLOUT}.pipeline_model_parallel_size",
@@ -31,14 +36,13 @@ MICRO_BATCHES = {
     UPDATE_BATCH: (f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
     LOG_PROB_BATCH: (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
 }
-# null: the library's own, or the data's length.
-OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len")
+# null: the library's own, the data's length, or as many steps as the epochs have.
+OPTIONAL_COUNTS = (f"{_ROLLOUT}.max_num_batched_tokens", f"{_ROLLOUT}.max_model_len", "trainer.total_training_steps")
 WHOLE_NUMBERS = {
     "trainer.save_freq": "-1: never",
     "trainer.test_freq": "-1: never",
     f"{_ACTOR}.fsdp_config.fsdp_size": "-1: all ranks",
 }
-OPTIONAL_WHOLE_NUMBERS = ("trainer.total_training_steps",)
 # Each library has its own spellings: `verl/utils/torch_dtypes.py`, and `ModelDType` in `vllm/config/model.py`.
 VERL_DTYPES = {"fp32": 4, "float32": 4, "32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "16": 2}
 VLLM_DTYPES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
@@ -92,9 +96,6 @@ def check_values(config: DictConfig) -> list[Finding]:
             findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number ({hint})", key=key))
     if OmegaConf.select(config, key := f"{_ACTOR}.fsdp_config.fsdp_size") == 0:
         findings.append(Finding("size", Status.FAIL, "parameters cannot be shared by 0 ranks (-1: all ranks)", key=key))
-    for key in OPTIONAL_WHOLE_NUMBERS:
-        if (value := OmegaConf.select(config, key)) is not None and not _is_whole(value):
-            findings.append(Finding("size", Status.FAIL, f"{value!r} is no whole number", key=key))
     try:
         fits = 0 < gpu_share(config) <= 1
     except (TypeError, ValueError):

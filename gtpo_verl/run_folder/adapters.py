@@ -1,6 +1,7 @@
 """An actor's adapter (LoRA) and the weights under it, as one model's weights: W + alpha / r x B A, computed by peft."""
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,9 +122,20 @@ def _adapter_config(actor: Path, weights: "dict[str, Tensor]", names: list[str])
     ranks = set(rows.values())
     if len(ranks) != 1:
         raise ValueError(f"{actor}: no adapter of one rank: {sorted(ranks) or 'no lora_A'}")
+    rank, alpha = ranks.pop(), _alpha(actor, model)
+    if not model:
+        # verl writes no more than these two: an adapter of `lora_adapter_path` may be scaled otherwise (use_rslora,
+        # alpha_pattern), and an alpha that is no whole number is cut.
+        print(
+            f"{actor}: no configuration of the run in {run_config(actor)}: its adapter is scaled by {META} alone, "
+            f"lora_alpha / rank = {alpha} / {rank}. If it began with an adapter of its own "
+            "(actor_rollout_ref.model.lora_adapter_path), or with an alpha that is no whole number, put the run's "
+            "config.yaml there and convert again",
+            file=sys.stderr,
+        )
     return LoraConfig(
-        r=ranks.pop(),
-        lora_alpha=_alpha(actor, model),  # type: ignore[arg-type]  # peft divides it, whole or not
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]  # peft divides it, whole or not
         target_modules=sorted(rows),
         target_parameters=model.get("target_parameters"),
         bias="none",
@@ -164,13 +176,17 @@ def _base_model(actor: Path) -> str:
     return str(Path(path).expanduser())
 
 
+def run_config(actor: Path) -> Path:
+    """Where the configuration of the actor's run lies, if it does: RUN/checkpoints/global_step_N/actor."""
+    return actor.absolute().parents[2] / "config.yaml"
+
+
 def run_model_config(actor: Path) -> dict[str, Any]:
     """`actor_rollout_ref.model` of the run's `config.yaml`; empty where none lies above the checkpoints."""
     from omegaconf import OmegaConf
 
-    path = actor.absolute().parents[2] / "config.yaml"
     try:
-        config = OmegaConf.load(path)
+        config = OmegaConf.load(run_config(actor))
         model = OmegaConf.to_container(OmegaConf.select(config, "actor_rollout_ref.model"))
     except Exception:  # absent, or damaged, whatever YAML and OmegaConf say then
         return {}

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gtpo_verl.runtime.disks import unwritable
+
 # backend: (module that verl imports, what to install)
 PACKAGES = {
     "wandb": ("wandb", "wandb"),
@@ -72,6 +74,24 @@ def is_installed(module: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+# backend: variable that the user may have set, of a folder or, with a suffix, a file.
+_PLACES = {"file": "VERL_FILE_LOGGER_PATH", "tensorboard": "TENSORBOARD_DIR", "swanlab": "SWANLAB_LOG_DIR"}
+
+
+def place_problem(backend: str) -> str | None:
+    """Why a backend's files cannot go where the environment says; None where they can, or it says nothing."""
+    name = _PLACES.get(backend, "")
+    value = os.environ.get(name)
+    if not value:
+        return None
+    place = Path(value).expanduser().absolute()
+    folder = place.parent if backend == "file" else place
+    if backend == "file" and place.is_dir():
+        return f"{name}={value}: a folder, no file"
+    problem = unwritable(folder)
+    return None if problem is None else f"{name}={value}: {problem}"
+
+
 def check_trackers(loggers: str | Sequence[str] | None) -> None:
     """Refuses a backend that could not be started on this machine.
 
@@ -81,9 +101,13 @@ def check_trackers(loggers: str | Sequence[str] | None) -> None:
     Raises:
         ValueError: naming `trainer.logger`, the backend, and the package to install or the variable to export.
     """
-    if loggers is None:
-        raise ValueError("trainer.logger=null: verl needs a backend, e.g. [console, file]")
+    if not loggers:
+        raise ValueError(
+            f"trainer.logger={'null' if loggers is None else loggers}: verl needs a backend, e.g. [console, file]"
+        )
     for backend in backends(loggers):
+        if (problem := place_problem(backend)) is not None:
+            raise ValueError(f"trainer.logger={backend}: {problem}")
         if backend in WITHOUT_PACKAGE:
             continue
         if backend not in PACKAGES:

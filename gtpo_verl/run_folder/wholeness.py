@@ -59,6 +59,9 @@ def actor_problem(actor: Path, shards: Sequence[str] | None) -> str | None:
     ):
         if (problem := json_problem(path)) is not None:
             return problem
+    for path in sorted(described.iterdir()):  # a vocabulary, merges, a template in Jinja
+        if path.is_file() and path.stat().st_size == 0:
+            return f"{path}: an empty file"
     if not any(file for pattern in _VOCABULARIES for file in described.glob(pattern)):
         return f"{described}: no such file there as the tokenizer's vocabulary ({', '.join(_VOCABULARIES)})"
     return None

@@ -1,6 +1,7 @@
 """Full file systems: an error that cannot be written is lost, so whoever has a terminal looks by itself."""
 
 import os
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -20,3 +21,14 @@ def full(folders: Iterable[str | Path]) -> list[str]:
             if free < _FULL or (disk.f_files and not disk.f_ffree):
                 found.append(folder)
     return found
+
+
+def unwritable(folder: Path) -> str | None:
+    """Why nothing can be written into a folder, which need not exist yet; None where it can. The system is asked by a
+    file without a name: root is told that it may write where nobody can."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return f"nothing can be written into {existing}: {error.strerror}"

@@ -7,6 +7,33 @@ import sys
 _TERMINAL = "GTPO_VERL_TERMINAL_ENCODING"
 
 
+def open_standard_streams() -> None:
+    """Puts the null device where the shell has closed input, output or errors (`2>&-`): the next file that is opened
+    would take its place, and be written into."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_WRONLY if descriptor else os.O_RDONLY)
+            if opened != descriptor:
+                os.dup2(opened, descriptor)
+                os.close(opened)
+            os.set_inheritable(descriptor, True)
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            setattr(sys, name, open(descriptor, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
+
+
+def end_output() -> str | None:
+    """Writes what standard output still holds. Returns why that cannot be; nothing is tried again then."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"standard output: {error.strerror}"
+    return None
+
+
 def hold_to_terminal() -> None:
     """Characters that the terminal's encoding lacks are replaced by `?`, instead of ending the program."""
     for stream in (sys.stdout, sys.stderr):

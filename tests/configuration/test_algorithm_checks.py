@@ -13,7 +13,7 @@ def check(*overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("algorithm", ["gtpo_v1", "grpo_s_v2", "dapo"])
-@pytest.mark.parametrize("setting", ["temperature=0.0", "top_k=1", "n=1"])
+@pytest.mark.parametrize("setting", ["temperature=0.0", "temperature=1e-09", "top_k=1", "n=1"])
 def test_groups_in_which_nothing_differs(algorithm: str, setting: str) -> None:
     if (algorithm, setting) == ("dapo", "n=1"):  # verl's advantage is then the reward, not 0
         (warning,) = check(f"algorithm={algorithm}", f"{ROLLOUT}.{setting}")
@@ -21,6 +21,36 @@ def test_groups_in_which_nothing_differs(algorithm: str, setting: str) -> None:
         return
     with pytest.raises(ValueError, match=rf"rollout\.{setting}: g.* every advantage would be 0"):
         check(f"algorithm={algorithm}", f"{ROLLOUT}.{setting}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{ROLLOUT}.temperature=-1",
+        f"{ROLLOUT}.temperature=nan",
+        f"{ROLLOUT}.temperature=warm",
+        f"{ROLLOUT}.top_p=0",
+        f"{ROLLOUT}.top_p=1.1",
+        f"{ROLLOUT}.top_k=-2",
+        f"{ROLLOUT}.val_kwargs.temperature=-0.5",
+        f"{ROLLOUT}.val_kwargs.top_p=-1",
+        f"{ACTOR}.clip_ratio_low=-0.2",
+        f"{ACTOR}.clip_ratio_high=nan",
+    ],
+)
+def test_values_out_of_their_range(override: str) -> None:
+    with pytest.raises(ValueError, match=f"{override} is no number "):
+        check("algorithm=dapo", override)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [(f"{ACTOR}.optim.lr=0", "no weight is changed"), (f"{ACTOR}.ppo_mini_batch_size=5", "fills the last mini-batch")],
+)
+def test_what_is_hardly_meant_is_said(override: str, said: str) -> None:
+    (warning,) = check("algorithm=dapo", override)
+    assert override in warning
+    assert said in warning
 
 
 def test_single_responses_that_are_compared_across_the_batch() -> None:
@@ -44,7 +74,12 @@ def test_fixed_micro_batches_fit_every_model_and_scale(overrides: list[str]) -> 
 
 
 def test_a_fixed_micro_batch_that_does_not_divide() -> None:
-    sizes = [f"{ACTOR}.ppo_mini_batch_size=3", f"{ROLLOUT}.n=6", "trainer.n_gpus_per_node=3"]
+    sizes = [
+        f"{ACTOR}.ppo_mini_batch_size=3",
+        "data.train_batch_size=15",
+        f"{ROLLOUT}.n=6",
+        "trainer.n_gpus_per_node=3",
+    ]
     assert check("algorithm=gtpo_v1", *sizes) == []  # by tokens: any number
     with pytest.raises(ValueError, match=r"ppo_micro_batch_size_per_gpu=4: .*3 data-parallel .*3 prompts .*6 resp"):
         check("algorithm=gmpo", *sizes)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.configuration.preparation import expand_home
-from gtpo_verl.configuration.refusals import check_model, hub_is_offline
+from gtpo_verl.configuration.refusals import check_model, check_models, hub_is_offline
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -86,3 +86,52 @@ def test_the_home_folder_stands_in_every_path(monkeypatch: pytest.MonkeyPatch) -
         "data": {"train_files": ["/home/me/a.parquet", "b~.jsonl"], "val_files": "/home/me/c.jsonl"},
         "actor_rollout_ref": {"model": {"path": "/home/me/models/x", "tokenizer_path": "someone/small"}},
     }
+
+
+PARTS = {"hf_config_path": "config.json", "lora_adapter_path": "adapter_config.json", "tokenizer_path": "tokenizer"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> DictConfig:
+    from gtpo_verl.tasks.tiny_model import build_tokenizer
+
+    folder = tmp_path / "model"
+    build_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    none = dict.fromkeys(PARTS)
+    return OmegaConf.create({"path": str(folder), "lora_rank": 4, "trust_remote_code": False, **none})
+
+
+@pytest.mark.parametrize("key", PARTS)
+def test_every_part_of_a_model_is_looked_for(model: DictConfig, tmp_path: Path, key: str) -> None:
+    check_models(model)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for place, said in (("nowhere", "no such folder"), ("file", "a file, no folder"), ("empty", f"no {PARTS[key]}")):
+        model[key] = str(tmp_path / place)
+        with pytest.raises((FileNotFoundError, ValueError), match=rf"model\.{key}={tmp_path / place}: {said}"):
+            check_models(model)
+
+
+def test_a_model_without_a_tokenizer(model: DictConfig) -> None:
+    for file in Path(model.path).glob("*token*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"model\.path=.*: no tokenizer to be read: "):
+        check_models(model)
+
+
+def test_an_adapter_that_verl_would_leave_out(model: DictConfig, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    model.lora_adapter_path = str(tmp_path)
+    check_models(model)
+    model.lora_rank = 0
+    with pytest.raises(ValueError, match=r"lora_adapter_path=.* with .*lora_rank=0: verl would train the whole model"):
+        check_models(model)
+
+
+@pytest.mark.parametrize("rank", [-3, 1.5, "8"])
+def test_a_rank_that_is_none(model: DictConfig, rank: object) -> None:
+    """verl trains the whole model where it is below 1."""
+    model.lora_rank = rank
+    with pytest.raises(ValueError, match=r"lora_rank=.* is no whole number of at least 0"):
+        check_models(model)

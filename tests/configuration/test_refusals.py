@@ -3,7 +3,7 @@
 import pytest
 
 from gtpo_verl.configuration.composition import compose_config
-from gtpo_verl.configuration.refusals import check_steps
+from gtpo_verl.configuration.refusals import check_optimizer, check_steps
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,27 @@ def test_data_that_reaches_the_last_step(rows: int, overrides: list[str]) -> Non
 def test_data_that_ends_before(rows: int, overrides: list[str], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         check_steps(compose_config(overrides), rows)
+
+
+OPTIM = "actor_rollout_ref.actor.optim"
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        (f"{OPTIM}.lr=nan", rf"{OPTIM}\.lr=nan is no finite number of at least 0"),
+        (f"{OPTIM}.lr=-1e-6", rf"{OPTIM}\.lr=-1e-06 is no"),
+        (f"{OPTIM}.lr=inf", rf"{OPTIM}\.lr=inf is no"),
+        (f"{OPTIM}.lr=null", rf"{OPTIM}\.lr=None is no"),
+        (f"{OPTIM}.clip_grad=0", rf"{OPTIM}\.clip_grad=0 is no finite number above 0"),
+        (f"{OPTIM}.betas=[1.5,2]", rf"{OPTIM}: torch\.optim\.AdamW refuses: .*beta"),
+        (f"{OPTIM}.weight_decay=-1", rf"{OPTIM}: torch\.optim\.AdamW refuses: .*weight_decay"),
+        (f"{OPTIM}.optimizer=AdamX", rf"{OPTIM}: torch\.optim\.AdamX refuses: "),
+        (f"{OPTIM}.optimizer_impl=nothing.optim", rf"{OPTIM}: nothing\.optim\.AdamW refuses: "),
+        (f"{OPTIM}.override_optimizer_config={{epz: 1}}", rf"{OPTIM}: .* refuses: .*epz"),
+    ],
+)
+def test_options_that_the_optimizer_refuses(override: str, named: str) -> None:
+    check_optimizer(compose_config([]))
+    with pytest.raises(ValueError, match=named):
+        check_optimizer(compose_config([override]))

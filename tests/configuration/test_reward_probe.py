@@ -44,3 +44,15 @@ def test_what_is_no_number_is_refused(gives: str, named: str, algorithm: str, tm
 @pytest.mark.parametrize("gives", ["1", "-0.5", "{'score': -1.0, 'acc': False}", "{'score': 0, 'acc': 0, 'pred': 'x'}"])
 def test_numbers_are_taken(gives: str, tmp_path: Path) -> None:
     probe_reward(configured(gives, tmp_path, "gtpo_v1"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("name=nothing", "nothing"), ("path=/nowhere.py", "/nowhere"), ("path=pkg://nowhere.at.all", "nowhere")],
+)
+def test_a_function_that_is_not_there(tmp_path: Path, given: str, said: str) -> None:
+    config = configured("1", tmp_path, "dapo")
+    key, value = given.split("=")
+    config.reward.custom_reward_function[key] = value
+    with pytest.raises(ValueError, match=rf"reward\.custom_reward_function \(.*\) cannot be loaded: .*{said}"):
+        probe_reward(config)

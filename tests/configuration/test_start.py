@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from gtpo_verl.configuration.refusals import check_ray_folder
+from gtpo_verl.configuration.refusals import check_folders, check_ray_folder
 
 HOLDER = """
 import sys
@@ -68,3 +68,19 @@ def test_rays_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
         check_ray_folder(config)
     config.ray_kwargs.ray_init.address = "10.0.0.1:6379"
     check_ray_folder(config)
+
+
+KEYS = ["gtpo_verl.run_dir", "trainer.default_local_dir", "trainer.rollout_data_dir", "gtpo_verl.token_dump_dir"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_folders_into_which_nothing_can_be_written(tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").write_text("")
+    config = OmegaConf.create({"gtpo_verl": {}, "trainer": {}})
+    for place in ("/proc/nowhere", str(tmp_path / "file"), str(tmp_path / "file/deeper")):
+        OmegaConf.update(config, key, place)
+        with pytest.raises(OSError, match=rf"{key}={place}: nothing can be written into /"):
+            check_folders(config)
+    OmegaConf.update(config, key, str(tmp_path / "new/deeper"))
+    check_folders(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -12,7 +12,8 @@ import torch
 from actors import write_actor
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.preflight.command import check, preflight, refuse_unfit
+from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.preflight.command import check, preflight, refuse_sizes, refuse_unfit
 from gtpo_verl.preflight.findings import Finding, Status, refused
 from gtpo_verl.preflight.inputs import check_model
 from gtpo_verl.preflight.sizes import (
@@ -22,7 +23,6 @@ from gtpo_verl.preflight.sizes import (
     MIXED_PRECISION,
     MODEL_DTYPE,
     OPTIONAL_COUNTS,
-    OPTIONAL_WHOLE_NUMBERS,
     ROLLOUT_DTYPE,
     WHOLE_NUMBERS,
 )
@@ -254,9 +254,8 @@ def test_a_run_that_goes_on_needs_no_space_for_what_lies_there(config: DictConfi
 
 NO_NUMBERS = [
     *((key, value) for key in COUNTS for value in (None, "two", "2", 0, 1.5)),
-    *((key, value) for key in OPTIONAL_COUNTS for value in ("two", 0, 1.5)),
+    *((key, value) for key in OPTIONAL_COUNTS for value in ("two", 0, -1, 1.5, True)),
     *((key, value) for key in WHOLE_NUMBERS for value in (None, "two", 1.5)),
-    *((key, value) for key in OPTIONAL_WHOLE_NUMBERS for value in ("two", 1.5, True)),
     *((GPU_SHARE, value) for value in (None, "half", "1.1", True, 0, 1.1, float("nan"))),
     # Spellings of the other library among them.
     *((MODEL_DTYPE, value) for value in ("fp12", 64, "half", "auto")),
@@ -272,6 +271,20 @@ def test_a_size_that_is_no_number_is_red_by_its_key(config: DictConfig, key: str
     assert key in {finding.key for finding in refused(check(config, dry_run=True))}
 
 
+@pytest.mark.parametrize("overrides", [["actor_rollout_ref.rollout.n=0"], ["data.train_batch_size=1e1"]])
+def test_a_start_without_preflight_looks_at_sizes(overrides: list[str]) -> None:
+    """`scale=cpu` asks no nodes; a size that is no number would end as a traceback, or as nothing trained."""
+    given = compose_config(["scale=cpu", "model=tiny", *overrides])
+    assert not given.gtpo_verl.preflight
+    with pytest.raises(ValueError, match=rf"^{overrides[0].split('=')[0]}: size: .* is no whole number of at least 1"):
+        refuse_sizes(given)
+    fitting = compose_config(["scale=cpu", "model=tiny"])
+    refuse_sizes(fitting)
+    fitting.actor_rollout_ref.rollout.max_model_len = 8
+    with pytest.raises(ValueError, match=r"max_model_len: context: prompt and response take 160 of 8 tokens"):
+        refuse_sizes(fitting)
+
+
 def test_a_number_that_is_a_text_is_shown_as_one(config: DictConfig) -> None:
     config.trainer.nnodes = "2"  # as `trainer.nnodes=${oc.env:NODES}` gives it
     (red,) = [finding for finding in refused(check(config, dry_run=True)) if finding.key == "trainer.nnodes"]
@@ -280,7 +293,6 @@ def test_a_number_that_is_a_text_is_shown_as_one(config: DictConfig) -> None:
 
 GOOD = [
     (GPU_SHARE, "0.5"),
-    *((key, value) for key in OPTIONAL_WHOLE_NUMBERS for value in (0, 5)),
     *((MODEL_DTYPE, value) for value in ("bf16", "16", 32)),
     *((ROLLOUT_DTYPE, value) for value in ("auto", "float", "half")),
     *((key, value) for key in MIXED_DTYPES for value in ("bf16", 16)),
@@ -296,7 +308,7 @@ def test_a_value_that_verl_and_vllm_take_is_not_red(config: DictConfig, key: str
     assert refused(check(config, dry_run=True, gpu_memory=80 * 10**9)) == []
 
 
-OPTIONAL = [*OPTIONAL_COUNTS, *OPTIONAL_WHOLE_NUMBERS, MODEL_DTYPE, ROLLOUT_DTYPE, MIXED_PRECISION]
+OPTIONAL = [*OPTIONAL_COUNTS, MODEL_DTYPE, ROLLOUT_DTYPE, MIXED_PRECISION]
 
 
 @pytest.mark.parametrize("key", OPTIONAL)

@@ -13,6 +13,7 @@ from gtpo_verl.preflight.node import (
     existing_folder,
     folder_problem,
     gpu_memory,
+    memory,
     versions,
 )
 
@@ -126,3 +127,13 @@ def test_gpus_that_a_scheduler_leaves_to_the_job(
     assert len(chosen) == counted
     if visible == "2,3":
         assert chosen == [12 * 2**30, 13 * 2**30]
+
+
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_the_containers_memory_counts(tmp_path: Path, file: str) -> None:
+    machine = memory(tmp_path)
+    limit = tmp_path / file
+    limit.parent.mkdir(exist_ok=True)
+    for text, bytes_ in (("max\n", machine), (f"{2**62}\n", machine), (f"{2**30}\n", 2**30)):
+        limit.write_text(text)
+        assert memory(tmp_path) == bytes_

@@ -234,7 +234,9 @@ def test_an_adapter_is_in_the_weights(saved: Path, tmp_path: Path, case: str) ->
 
 
 @pytest.mark.parametrize("written", [None, 0, 10])
-def test_what_an_adapter_is_scaled_by_is_never_guessed(saved: Path, tmp_path: Path, written: int | None) -> None:
+def test_what_an_adapter_is_scaled_by_is_never_guessed(
+    saved: Path, tmp_path: Path, written: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """verl writes 0, or nothing, where it does not know; and cuts 10.5 to 10."""
     from transformers import AutoModelForCausalLM
 
@@ -246,8 +248,14 @@ def test_what_an_adapter_is_scaled_by_is_never_guessed(saved: Path, tmp_path: Pa
     for name, weight in by_hand(saved, "adapter-fsdp2", alpha=10.5).items():
         torch.testing.assert_close(converted[name].float(), weight, rtol=2**-8, atol=1e-6)
 
+    assert "scaled by" not in capsys.readouterr().err
     (run / "config.yaml").unlink()
-    if written:
+    if written:  # as of a run with `lora_adapter_path`, of whose `use_rslora` nothing is written
+        convert(run / "checkpoints/global_step_1", tmp_path / "other")
+        said = capsys.readouterr().err
+        assert f"no configuration of the run in {run / 'config.yaml'}: its adapter is scaled by" in said
+        assert "lora_alpha / rank = 10 / 4" in said
+        assert "lora_adapter_path" in said
         return
     with pytest.raises(ValueError, match=r"lora_train_meta\.json: .*lora_alpha"):
         convert(run / "checkpoints/global_step_1", tmp_path / "other")

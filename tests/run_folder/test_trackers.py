@@ -244,3 +244,27 @@ def test_what_the_user_exports_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     variables = tracker_variables(tmp_path, ["console", "tensorboard", "mlflow"])
     assert variables == {"TENSORBOARD_DIR": str(tmp_path / "tensorboard"), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("file", "VERL_FILE_LOGGER_PATH"), ("tensorboard", "TENSORBOARD_DIR")],
+)
+def test_where_the_environment_has_no_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str, name: str
+) -> None:
+    monkeypatch.setattr("gtpo_verl.run_folder.trackers.is_installed", lambda _: True)
+    (tmp_path / "file").write_text("")
+    for place in ("/proc/nowhere/x", str(tmp_path / "file/x")):
+        monkeypatch.setenv(name, place)
+        with pytest.raises(ValueError, match=rf"trainer\.logger={backend}: {name}={place}: nothing can be written"):
+            check_trackers([backend])
+    monkeypatch.setenv(name, str(tmp_path / "new/x"))
+    check_trackers([backend])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("loggers", [None, [], ""])
+def test_no_backend_at_all(loggers: list | str | None) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.logger=.*: verl needs a backend"):
+        check_trackers(loggers)

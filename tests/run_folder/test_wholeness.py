@@ -191,3 +191,14 @@ def test_a_large_record_is_looked_for_in_its_place(tmp_path: Path) -> None:
 
 def test_what_verl_saves_is_whole(tmp_path: Path) -> None:
     assert checkpoint_problem(write(tmp_path, 4).of_step(4), ("model", "optimizer", "extra")) is None
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja"])
+def test_a_file_of_the_tokenizer_that_is_empty(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, 2, 4)
+    path = folder.of_step(4) / "actor/huggingface" / name
+    path.write_text("something")
+    assert folder.resumable() == 4
+    path.write_text("")
+    assert folder.resumable() == 2
+    assert f"{path}: an empty file" in str(folder.passed_over())

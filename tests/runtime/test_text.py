@@ -93,3 +93,24 @@ def test_files_of_any_kind_are_opened_in_a_named_encoding() -> None:
     command = [str(ruff), "check", "--preview", "--select", "PLW1514", "gtpo_verl", "benchmarks", "recipe"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-", ">/dev/full", "| true"])
+@pytest.mark.parametrize("command", ["config", "train"])
+def test_output_that_nobody_takes(tmp_path: Path, command: str, closed: str) -> None:
+    """Closed by the shell, full, or read by somebody who has gone."""
+    said = tmp_path / "said"
+    errors = "" if "2>&-" in closed else f"2>{said}"
+    shell = f"{sys.executable} -m gtpo_verl.cli {command} gtpo_verl.task=nothing {errors} {closed}"
+    result = subprocess.run(["bash", "-c", f"{shell}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, timeout=300)
+    written = said.read_text(encoding="utf-8") if said.exists() else ""
+    assert "Traceback" not in written
+    assert "Exception ignored" not in written
+    if command == "train":
+        assert result.returncode == 1
+    elif closed == ">/dev/full":
+        assert (result.returncode, written) == (1, "error: [Errno 28] No space left on device\n")
+    elif closed != "| true":
+        assert (result.returncode, written) == (0, "")
+    if command == "config":
+        assert [path.name for path in tmp_path.iterdir() if path != said] == []
