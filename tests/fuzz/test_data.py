@@ -70,7 +70,8 @@ def evaluated(path: Path) -> int:
     found: ProblemFile = read(path)
     assert len(found.fingerprint) == 32
     assert all(message.keys() >= {"role"} for problem in found.problems for message in problem.messages)
-    return len(found.problems)
+    assert found.repeated == 0 or len(found.problems) >= 1
+    return len(found.problems) + found.repeated
 
 
 def checked(path: Path) -> int:
