@@ -89,6 +89,7 @@ def test_trackers_log_what_the_metrics_file_holds(stopped_twice: Run) -> None:
 def test_keeps_the_last_two_across_resumes(stopped_twice: Run) -> None:
     checkpoints = stopped_twice.run_dir() / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == [
+        ".lock",  # which keeps another run out
         "global_step_3",
         "global_step_4",
         "latest_checkpointed_iteration.txt",
