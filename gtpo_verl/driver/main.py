@@ -114,12 +114,19 @@ def check(config: DictConfig) -> RunInfo:
         from gtpo_verl.preflight.command import refuse_unfit
 
         refuse_unfit(config)
+    new = not run_dir.exists()
     run_dir.mkdir(parents=True, exist_ok=True)
     if not info.finished:
         hold(Path(info.log), f"gtpo_verl.run_dir={run_dir}")
         if not info.validates_only:  # which may lie elsewhere, or in the folder of another run
             checkpoints.mkdir(parents=True, exist_ok=True)
-            hold(checkpoints / ".lock", f"trainer.default_local_dir={checkpoints}")
+            try:
+                hold(checkpoints / ".lock", f"trainer.default_local_dir={checkpoints}")
+            except ValueError:
+                if new:
+                    Path(info.log).unlink()
+                    run_dir.rmdir()
+                raise
     if not info.finished and not (info.validates_only and resolved.exists()):  # else the file says what was trained
         # Not by Hydra, which would write before a credential is refused.
         resolved.write_text(text, encoding="utf-8")

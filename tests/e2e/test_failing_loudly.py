@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 from training_run import SMALL, Run
 
+from gtpo_verl.driver.main import hold
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 # One of each stage: composing, registration, configuration, reward, data, disk. Each costs an import of verl.
@@ -46,6 +48,13 @@ def reward(code: str, folder: Path) -> str:
     return str(path)
 
 
+def held(folder: Path) -> Path:
+    """A folder of checkpoints into which another run, this process, writes."""
+    folder.mkdir()
+    hold(folder / ".lock", "theirs")
+    return folder
+
+
 # name: (overrides, given the test's folder; environment; what the message must name)
 CASES = {
     "plugin not registered": (lambda _: [], {"VERL_USE_EXTERNAL_PLUGINS": "none"}, ["VERL_USE_EXTERNAL_PLUGINS=none"]),
@@ -69,6 +78,11 @@ CASES = {
         lambda _: ["trainer.v1.trainer_mode=colocate_async"],
         {},
         ["trainer.v1.trainer_mode=colocate_async"],
+    ),
+    "checkpoints of a run that goes on": (
+        lambda folder: [f"trainer.default_local_dir={held(folder / 'theirs')}"],
+        {},
+        ["trainer.default_local_dir=", "theirs: another run writes there"],
     ),
     "old trainer": (lambda _: ["trainer.use_v1=false"], {}, ["trainer.use_v1"]),
     "unknown key of the method": (lambda _: ["+algorithm.gtpo.alhpa=0.2"], {}, ["algorithm.gtpo.alhpa"]),
