@@ -87,8 +87,6 @@ def _read_number(text: str, *_: Any, **__: Any) -> Any:
         return sympy.Rational(int(ratio[1]), int(ratio[2]))
     if re.fullmatch(r"\s*(?:\d+\.\d*|\.\d+)\s*", text, re.ASCII):
         return sympy.Float(text.strip())
-    if ratio := re.fullmatch(r"\s*(\d+)\s*/\s*([1-9]\d*)\s*", text, re.ASCII):  # in sympy's own tables of formulas
-        return sympy.Rational(int(ratio[1]), int(ratio[2]))
     raise Forbidden("text is not evaluated as Python")
 
 

@@ -105,6 +105,7 @@ def _archive_problem(path: Path, size: int, _changed: int) -> str | None:
                     archive.read(record)
                 elif record.header_offset + _HEADER + len(record.filename) + record.compress_size > size:
                     return f"{path}: cut off within {record.filename}"
+    # zipfile's word for a compression that it does not know, which a damaged byte may name, is NotImplementedError.
     except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError) as error:
         return f"{path}: not whole, as if its writing had been cut off ({error})"
     return None
