@@ -2,12 +2,13 @@
 
 vLLM's engine sends every token of every request to the server as an object of its own, with its log-probability in
 three arrays: the server's one thread spends more time on them than the GPU on the tokens. Where nobody streams (verl
-does not), the same tokens can go as one object.
+does not), the same tokens can go as one object: they lie in vLLM's request until it is finished, their
+log-probabilities here, written for all requests of a step at once.
 
 Runs in the engine's process; `scheduler_cls` is vLLM's own setting.
 """
 
-from array import array
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -18,6 +19,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.outputs import LogprobsLists
+
+from gtpo_verl.verl_plugin.rollout import slots
 
 
 def read_whole(sampling_params: dict[str, Any]) -> dict[str, Any]:
@@ -31,42 +34,63 @@ def read_whole(sampling_params: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Tokens:
-    """Tokens of one request that the server does not have yet, with log-probability and rank of each."""
+@dataclass
+class Kept:
+    """A request whose tokens stay here."""
 
-    __slots__ = ("logprobs", "ranks", "token_ids")
+    request: Any  # vLLM's, which has the tokens
+    sent: int = 0  # how many of them the server has
+    row: int = -1  # of `SampledLogprobs`
+    prefill: Any = None  # what vLLM says with the first token: how much of the prompt was in the cache
+
+
+class SampledLogprobs:
+    """Log-probability and rank of the sampled tokens that the server does not have yet, a row a request."""
 
     def __init__(self) -> None:
-        self.token_ids = array("i")
-        self.logprobs = array("f")
-        self.ranks = array("i")
+        self.logprobs: np.ndarray = np.empty((0, 128), np.float32)
+        self.ranks: np.ndarray = np.empty((0, 128), np.int32)
+        self.lengths: np.ndarray = np.empty(0, np.int64)
+        self._free: list[int] = []
 
-    def keep(self, output: EngineCoreOutput) -> None:
-        self.token_ids.extend(output.new_token_ids)
-        if output.new_logprobs is None:
-            return
-        _, logprobs, ranks, _ = output.new_logprobs
-        if len(ranks) == 1:  # the rule; the sampled token is the first
-            self.logprobs.append(logprobs.item(0))
-            self.ranks.append(ranks.item(0))
-        else:
-            self.logprobs.extend(logprobs[:, 0].tolist())
-            self.ranks.extend(ranks.tolist())
+    def append(self, requests: list[Kept], logprobs: np.ndarray, ranks: np.ndarray) -> None:
+        """One token of each of these requests, no request twice.
 
-    def take(self, request_id: str) -> list[EngineCoreOutput]:
-        """What was kept as one output that does not finish the request, and forgets it; nothing if nothing was kept."""
-        if not self.token_ids:
-            return []
-        logprobs = None
-        if self.logprobs:
-            logprobs = LogprobsLists(
-                np.array(self.token_ids, dtype=np.int32)[:, None],
-                np.array(self.logprobs, dtype=np.float32)[:, None],
-                np.array(self.ranks, dtype=np.int32),
-            )
-        output = EngineCoreOutput(request_id=request_id, new_token_ids=self.token_ids.tolist(), new_logprobs=logprobs)
-        self.__init__()  # type: ignore[misc]
-        return [output]
+        Args:
+            logprobs: (requests,) float32, nats.
+            ranks: (requests,) int32, 1 for the most probable token.
+        """
+        for kept in requests:
+            if kept.row < 0:
+                kept.row = self._take_row()
+        rows = np.fromiter((kept.row for kept in requests), np.int64, len(requests))
+        columns = self.lengths[rows]
+        if len(columns) and columns.max() >= self.logprobs.shape[1]:
+            self.logprobs, self.ranks = (np.pad(a, ((0, 0), (0, a.shape[1]))) for a in (self.logprobs, self.ranks))
+        self.logprobs[rows, columns] = logprobs
+        self.ranks[rows, columns] = ranks
+        self.lengths[rows] = columns + 1
+
+    def take(self, kept: Kept) -> tuple[np.ndarray, np.ndarray]:
+        """All of a request, (tokens,) float32 and int32, whose row is free afterwards."""
+        if kept.row < 0:
+            return np.empty(0, np.float32), np.empty(0, np.int32)
+        length = self.lengths[kept.row]
+        taken = self.logprobs[kept.row, :length].copy(), self.ranks[kept.row, :length].copy()
+        self._free.append(kept.row)
+        kept.row = -1
+        return taken
+
+    def _take_row(self) -> int:
+        if not self._free:
+            rows = len(self.lengths)
+            more = max(rows, 64)
+            self.logprobs, self.ranks = (np.pad(a, ((0, more), (0, 0))) for a in (self.logprobs, self.ranks))
+            self.lengths = np.pad(self.lengths, (0, more))
+            self._free = list(range(rows + more - 1, rows - 1, -1))
+        row = self._free.pop()
+        self.lengths[row] = 0
+        return row
 
 
 class _WholeResponses:
@@ -74,40 +98,80 @@ class _WholeResponses:
 
     log_stats: bool
     requests: dict[str, Any]
+    kv_cache_manager: Any
+    connector: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._kept: dict[str, Tokens] = {}
-        self._aborted: dict[str, Tokens] = {}
+        self._kept: dict[str, Kept] = {}
+        self._logprobs = SampledLogprobs()
+        self._aborted: dict[str, EngineCoreOutput] = {}
         send_tokens_of_aborted_requests()
+        if self.connector is None:  # else other engines have a say in what is cached
+            slots.install(self.kv_cache_manager)
 
     def add_request(self, request: Any) -> None:
         # With statistics on, vLLM measures the time between tokens where they arrive.
         if not self.log_stats and _is_read_whole(request):
-            self._kept[request.request_id] = Tokens()
+            self._kept[request.request_id] = Kept(request)
         super().add_request(request)  # type: ignore[misc]
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        by_client = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        step: LogprobsLists | None = model_runner_output.logprobs
+        rows = model_runner_output.req_id_to_index
+        together = (
+            step is not None
+            and step.cu_num_generated_tokens is None
+            and scheduler_output.num_scheduled_tokens.keys() <= self._kept.keys()
+        )
+        if together:
+            model_runner_output.logprobs = None  # which vLLM would cut into arrays of one token
+        by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         for outputs in by_client.values():
-            sent: list[EngineCoreOutput] = []
-            for output in outputs.outputs:  # a thousand times a step
-                tokens = self._kept.get(output.request_id)
-                if tokens is None:
-                    sent.append(output)
-                elif output.routed_experts is None and _rest(output) == _NOTHING:
-                    tokens.keep(output)
-                else:
-                    sent.extend((*tokens.take(output.request_id), output))
-                    if output.finish_reason is not None:
-                        del self._kept[output.request_id]
-            outputs.outputs = sent
+            found = [(output, self._kept.get(output.request_id)) for output in outputs.outputs]
+            if together and step is not None:
+                new = [(kept, rows[output.request_id]) for output, kept in found if kept and output.new_token_ids]
+                index = [row for _, row in new]
+                self._logprobs.append(
+                    [kept for kept, _ in new], step.logprobs[index, 0], step.sampled_token_ranks[index]
+                )
+            outputs.outputs = [output for output, kept in found if kept is None or self._leaves(output, kept)]
         return by_client
+
+    def _leaves(self, output: EngineCoreOutput, kept: Kept) -> bool:
+        """Whether an output must go to the server, with all tokens that the server does not have."""
+        if output.new_logprobs is not None:
+            _, logprobs, ranks, _ = output.new_logprobs
+            for logprob, rank in zip(logprobs[:, 0], ranks, strict=True):
+                self._logprobs.append([kept], logprob, rank)
+        if output.prefill_stats is not None:
+            kept.prefill = output.prefill_stats
+            output.prefill_stats = None
+        if output.routed_experts is None and _rest(output) == _NOTHING:  # a thousand times a step
+            return False
+        self._fill(output, kept)
+        if output.finish_reason is not None:
+            del self._kept[output.request_id]
+        return True
+
+    def _fill(self, output: EngineCoreOutput, kept: Kept) -> None:
+        tokens = list(kept.request.output_token_ids[kept.sent :])
+        logprobs, ranks = self._logprobs.take(kept)
+        output.new_token_ids = tokens
+        output.new_logprobs = None
+        if kept.request.sampling_params.logprobs is not None and tokens:
+            ids = np.array(tokens, dtype=np.int32)
+            output.new_logprobs = LogprobsLists(ids[:, None], logprobs[:, None], ranks)
+        output.prefill_stats, kept.prefill = kept.prefill, None
+        kept.sent += len(tokens)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         finished = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
         # Until the next call, for the engine to send (below); a client that is gone asks for nothing.
-        self._aborted = {name: self._kept.pop(name) for name in list(self._kept) if self._is_over(name)}
+        self._aborted = {}
+        for name in [name for name in self._kept if self._is_over(name)]:
+            self._aborted[name] = EngineCoreOutput(request_id=name, new_token_ids=[])
+            self._fill(self._aborted[name], self._kept.pop(name))
         return finished
 
     def _is_over(self, request_id: str) -> bool:
@@ -115,10 +179,10 @@ class _WholeResponses:
         return request is None or request.is_finished()
 
     def take_aborted(self, request_ids: list[str]) -> list[EngineCoreOutput]:
-        """What was kept of requests that the last `finish_requests` ended."""
-        return [
-            output for name in request_ids if name in self._aborted for output in self._aborted.pop(name).take(name)
-        ]
+        """The tokens of requests that the last `finish_requests` ended, an output each that does not finish it;
+        nothing of those without tokens."""
+        outputs = [self._aborted.pop(name) for name in request_ids if name in self._aborted]
+        return [output for output in outputs if output.new_token_ids]
 
 
 class WholeResponseScheduler(_WholeResponses, Scheduler):  # type: ignore[misc]
@@ -153,7 +217,7 @@ _rest = attrgetter(
     *(
         name
         for name in EngineCoreOutput.__struct_fields__
-        if name not in ("request_id", "new_token_ids", "new_logprobs", "routed_experts")
+        if name not in ("request_id", "new_token_ids", "new_logprobs", "prefill_stats", "routed_experts")
     )
 )
 _NOTHING = _rest(EngineCoreOutput(request_id="", new_token_ids=[]))
