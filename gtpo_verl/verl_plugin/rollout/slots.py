@@ -34,5 +34,4 @@ def install(manager: KVCacheManager) -> None:
         if num_computed_tokens % block == 0:
             cache(request, num_computed_tokens)
 
-    manager.allocate_slots = allocate_slots  # type: ignore[method-assign]
-    manager.cache_blocks = cache_blocks  # type: ignore[method-assign]
+    vars(manager).update(allocate_slots=allocate_slots, cache_blocks=cache_blocks)
