@@ -6,6 +6,7 @@ gathering, micro-batches, optimizer.
 """
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -54,6 +55,7 @@ def _register(fsdp: ModuleType) -> None:
 class FusedEntropy:
     """What differs from verl's ``FSDPEngineWithLMHead``, as a mixin, so that verl is imported only when it is used."""
 
+    module: Any
     optimizer: Any
     optimizer_config: Any
     lr_scheduler: Any
@@ -68,6 +70,31 @@ class FusedEntropy:
         others = self.optimizer_config.override_optimizer_config or {} if self.optimizer_config else {}
         with configured(self.optimizer, self.lr_scheduler, others):
             super().load_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
+    def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As verl's, and flash attention is told where each response begins and how long the longest is.
+
+        It would look for the zeros in `position_ids`, in every layer: two waits for the GPU each, during which nothing
+        is launched.
+        """
+        from verl.utils import tensordict_utils as tu
+
+        inputs, output_args = super().prepare_model_inputs(micro_batch)  # type: ignore[misc]
+        packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
+        fused = tu.get_non_tensor_data(data=micro_batch, key="use_fused_kernels", default=False)
+        if packed and not fused and inputs["position_ids"].dim() == 2 and self._takes_spans():
+            inputs.update(packed_spans(micro_batch["input_ids"], output_args["pad_size"]))
+        return inputs, output_args
+
+    def _takes_spans(self) -> bool:
+        """Whether the model uses flash attention and hands on what it does not know itself, as those of transformers."""
+        if not hasattr(self, "_spans_are_taken"):
+            model = getattr(self.module, "_fsdp_wrapped_module", self.module)
+            attention = getattr(model.config, "_attn_implementation", None) or ""
+            parameters = inspect.signature(model.forward).parameters.values()
+            named = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+            self._spans_are_taken = named and "flash_attention" in attention
+        return self._spans_are_taken
 
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Callable | None
@@ -116,6 +143,24 @@ class FusedEntropy:
         if trained_entropy:
             del ours["entropy"]
         return {**stock(output, output_args, micro_batch, logits_processor_func), **ours}
+
+
+def packed_spans(input_ids: torch.Tensor, padding: int) -> dict[str, Any]:
+    """Where the responses of a packed micro-batch begin, by the names of transformers' `FlashAttentionKwargs`.
+
+    Args:
+        input_ids: jagged (batch, *).
+        padding: tokens after the last response, which attend to one another.
+
+    Returns:
+        `cu_seq_lens_q` and `cu_seq_lens_k` (batch + 1 or, with padding, + 2,) int32; `max_length_q` and `max_length_k`.
+    """
+    offsets = input_ids.offsets()  # type: ignore[attr-defined]  # of jagged tensors
+    longest = max(jagged.longest(input_ids), padding)
+    if padding:
+        offsets = torch.cat((offsets, offsets[-1:] + padding))
+    offsets = offsets.to(torch.int32)
+    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": longest, "max_length_k": longest}
 
 
 @contextlib.contextmanager

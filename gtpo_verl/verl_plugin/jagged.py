@@ -32,6 +32,7 @@ def install_in_trainer() -> None:
 
     _replace(trainer_base, response_from_nested)
     _replace(trainer_base, response_to_nested)
+    _replace(trainer_base, get_seqlen_balanced_partitions)
 
 
 def _replace(module: ModuleType, function: Any) -> None:
@@ -55,6 +56,11 @@ def select_rows(jagged: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     rows = rows.to(offsets.device)
     lengths = offsets.diff()[rows]
     return _spans(jagged.values(), offsets[rows], _offsets_of(lengths))
+
+
+def longest(jagged: torch.Tensor) -> int:
+    """Length of the longest row: the one that the tensor knows, for which no device is waited, or a look at it."""
+    return int(jagged._get_max_seqlen())  # type: ignore[attr-defined]  # no public name has it
 
 
 def index_select_tensor_dict(batch: TensorDict | None, indices: torch.Tensor | list) -> TensorDict | None:
@@ -140,6 +146,17 @@ def response_to_nested(tensor: torch.Tensor, response_mask: torch.Tensor) -> tor
     offsets = _offsets(response_mask)
     inside = torch.arange(tensor.shape[1], device=tensor.device) < offsets.diff().unsqueeze(1)
     return _jagged(tensor[inside], offsets)
+
+
+def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """verl/utils/seqlen_balancing.py: numbers of the rows of each part. The trainer gives it a tensor, of which every
+    comparison would make new ones.
+
+    Args:
+        seqlen_list: (rows,) int64, or a list.
+    """
+    numbers = seqlen_list.tolist() if isinstance(seqlen_list, torch.Tensor) else seqlen_list
+    return get_seqlen_balanced_partitions.verls(numbers, k_partitions, equal_size)  # type: ignore[attr-defined]
 
 
 def _is_jagged(value: Any) -> bool:

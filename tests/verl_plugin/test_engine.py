@@ -57,6 +57,26 @@ TWO_RANKS = {
 CASES = {**ONE_RANK, **TWO_RANKS}
 
 
+@pytest.mark.parametrize("lengths", [[4], [9, 5, 14], [1, 1, 2]])
+@pytest.mark.parametrize("padding", [0, 1, 3, 20])
+def test_flash_attention_is_told_what_it_would_look_for(lengths: list[int], padding: int) -> None:
+    """The same as transformers finds in the position ids that verl makes, padding included."""
+    from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+    from verl.workers.engine.utils import pad_packed_inputs
+
+    from gtpo_verl.verl_plugin.engine import packed_spans
+
+    ids = torch.nested.as_nested_tensor([torch.arange(n) for n in lengths], layout=torch.jagged)
+    positions = ids.values().unsqueeze(0)
+    _, positions = pad_packed_inputs(positions, positions, padding)
+    (starts, _), (longest, _) = prepare_fa_kwargs_from_position_ids(positions)
+    spans = packed_spans(ids, padding)
+    for side in "qk":
+        assert torch.equal(spans[f"cu_seq_lens_{side}"], starts)
+        assert spans[f"cu_seq_lens_{side}"].dtype == torch.int32
+        assert spans[f"max_length_{side}"] == longest
+
+
 def launch(folder: Path, cases: dict, world_size: int) -> list[dict]:
     save_models(folder)
     both = {

@@ -18,6 +18,7 @@ def verls(monkeypatch: pytest.MonkeyPatch) -> None:
         tensordict_utils.index_select_tensor_dict,
         seqlen_balancing.restore_dynamic_batch,
         padding.no_padding_2_padding,
+        seqlen_balancing.get_seqlen_balanced_partitions,
     )
     for original in originals:
         ours = getattr(jagged, original.__name__)
@@ -134,3 +135,12 @@ def test_responses_out_of_whole_sequences(features: tuple[int, ...]) -> None:
 def test_responses_out_of_padding() -> None:
     mask, padded = ragged(RESPONSES), torch.randn(5, 9)
     same(jagged.response_to_nested(padded, mask), padding.response_to_nested(padded, mask))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+def test_partitions_of_a_tensor_are_those_of_verl(parts: int) -> None:
+    lengths = torch.randint(1, 2000, (64,), generator=torch.Generator().manual_seed(parts))
+    workload = seqlen_balancing.calculate_workload(lengths)
+    expected = seqlen_balancing.get_seqlen_balanced_partitions(workload, parts, equal_size=True)
+    assert jagged.get_seqlen_balanced_partitions(workload, parts, equal_size=True) == expected
+    assert jagged.get_seqlen_balanced_partitions(workload.tolist(), parts, equal_size=True) == expected

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import zmq
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,6 +22,8 @@ from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.outputs import LogprobsLists
 
 from gtpo_verl.verl_plugin.rollout import slots
+
+_EVERYTHING = 2**31 - 1  # bytes; what pyzmq's threshold takes at most
 
 
 def read_whole(sampling_params: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +110,7 @@ class _WholeResponses:
         self._logprobs = SampledLogprobs()
         self._aborted: dict[str, EngineCoreOutput] = {}
         send_tokens_of_aborted_requests()
+        copy_what_is_sent()
         if self.connector is None:  # else other engines have a say in what is cached
             slots.install(self.kv_cache_manager)
 
@@ -238,3 +242,14 @@ def send_tokens_of_aborted_requests() -> None:
 
     with_tokens.__wrapped__ = send  # type: ignore[attr-defined]
     EngineCoreProc._send_abort_outputs_to_client = with_tokens
+
+
+def copy_what_is_sent() -> None:
+    """For sockets that this process opens from now on: pyzmq copies every message before it is sent.
+
+    vLLM sends without a copy and writes its next message into the same memory once pyzmq says that the last frame of
+    the message is on its way (vllm/v1/engine/core.py, `process_output_sockets`). The last frame is small, so that is at
+    once, while the first frame may still be read. vLLM's first frame is small too and copied in any case; with whole
+    responses in it, the server has read half of one message and half of the next. vLLM 0.27 no longer does so.
+    """
+    zmq.COPY_THRESHOLD = _EVERYTHING

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import zmq
 
 pytest.importorskip("vllm")
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -209,3 +210,17 @@ def test_tokens_of_ended_requests_are_there_for_the_engine_once() -> None:
     scheduler.finish_requests(["c"], None)
     assert scheduler.take_aborted(["b"]) == []
     assert scheduler._kept == {}
+
+
+def test_what_is_sent_may_be_written_over_at_once(monkeypatch) -> None:
+    """vLLM's engine reuses the memory of a message of which zmq still reads (vLLM 0.24)."""
+    monkeypatch.setattr(zmq, "COPY_THRESHOLD", zmq.COPY_THRESHOLD)
+    Scheduler()
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        push.bind("inproc://responses")
+        pull.connect("inproc://responses")
+        message = bytearray(b"a" * 10**6)
+        tracker = push.send(message, copy=False, track=True)
+        message[:] = b"b" * 10**6
+        assert tracker.done
+        assert pull.recv() == b"a" * 10**6
