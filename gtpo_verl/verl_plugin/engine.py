@@ -87,7 +87,7 @@ class FusedEntropy:
         return inputs, output_args
 
     def _takes_spans(self) -> bool:
-        """Whether the model uses flash attention and hands on what it does not know itself, as those of transformers."""
+        """Whether the model uses flash attention and hands on what it does not know, as those of transformers do."""
         if not hasattr(self, "_spans_are_taken"):
             model = getattr(self.module, "_fsdp_wrapped_module", self.module)
             attention = getattr(model.config, "_attn_implementation", None) or ""
