@@ -25,7 +25,7 @@ from gtpo_verl.runtime import limits, stage
 from gtpo_verl.runtime.ending import without_teardown
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.runtime.text import start_over_in_utf8, terminal_encoding
-from gtpo_verl.verl_plugin import cpu, hooks
+from gtpo_verl.verl_plugin import cpu, fork_server, hooks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,7 +41,7 @@ def main(config: DictConfig) -> None:
     try:
         set_environment(config)
         if temporary is not None:  # under a supervisor
-            cpu.start_fork_server(config, temporary, str(_early_log(temporary)))
+            fork_server.start(config, temporary, str(_early_log(temporary)))
         prepare(config)
         cpu.install()
         info = check(config)

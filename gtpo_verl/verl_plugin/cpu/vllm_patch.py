@@ -14,8 +14,7 @@ _CHOSEN = "GTPO_VERL_CHOSEN_VLLM_PORT"
 def apply() -> None:
     """What vLLM needs on verl's platform `cpu`; does nothing to any other vLLM."""
     from gtpo_verl.runtime.shared_memory import name_after_run
-    from gtpo_verl.verl_plugin import cpu
-    from gtpo_verl.verl_plugin.cpu import fork_server
+    from gtpo_verl.verl_plugin import cpu, fork_server
 
     name_after_run()
     if not cpu.enabled():
@@ -25,7 +24,7 @@ def apply() -> None:
     meet_in_a_file()
     look_at_models_here()
     if fork_server.ADDRESS in os.environ:
-        from gtpo_verl.verl_plugin.cpu.fork_server import vllm
+        from gtpo_verl.verl_plugin.fork_server import vllm
 
         vllm.install()
 

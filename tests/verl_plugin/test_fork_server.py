@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gtpo_verl.verl_plugin.cpu import fork_server
-from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker, vllm
-from gtpo_verl.verl_plugin.cpu.fork_server.client import NUMBER, fork
+from gtpo_verl.verl_plugin import fork_server
+from gtpo_verl.verl_plugin.fork_server import ray_worker, vllm
+from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork
 
 # What the server imports: something slow, which says how often it was imported and with which environment.
 SLOW = """
@@ -121,7 +121,7 @@ def test_the_server_outlives_those_who_hang_up(server: subprocess.Popen, tmp_pat
 def test_the_server_ends_with_who_started_it(seconds: float, tmp_path: Path) -> None:
     program = f"""
         import os, sys
-        from gtpo_verl.verl_plugin.cpu import fork_server
+        from gtpo_verl.verl_plugin import fork_server
         print(fork_server.start_server({str(tmp_path)!r}, {str(tmp_path / "log")!r}, "json", {{}}).pid, flush=True)
         sys.stdin.read()
     """
@@ -226,8 +226,8 @@ def test_a_worker_gets_its_environment(server: subprocess.Popen, tmp_path: Path)
 
 RAY = """
     import os, sys
-    from gtpo_verl.verl_plugin.cpu import fork_server
-    from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker
+    from gtpo_verl.verl_plugin import fork_server
+    from gtpo_verl.verl_plugin.fork_server import ray_worker
 
     server = None
     if sys.argv[2] == "forks":
@@ -267,7 +267,7 @@ RAY = """
 
 DRAW = """
     import json, os, threading
-    from gtpo_verl.verl_plugin.cpu.fork_server import preload
+    from gtpo_verl.verl_plugin.fork_server import preload
     import numpy, random, ray, ray.actor, uuid
     from ray._raylet import ObjectRef, UniqueID
 

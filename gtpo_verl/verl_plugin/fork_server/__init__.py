@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
-from gtpo_verl.verl_plugin.cpu.fork_server.client import ADDRESS, fork
+from gtpo_verl.verl_plugin import cpu
+from gtpo_verl.verl_plugin.fork_server.client import ADDRESS, fork
 
 __all__ = ["ADDRESS", "fork", "start", "start_server"]
 
@@ -27,9 +28,9 @@ def start(config: DictConfig, folder: str, log: str) -> None:
         folder: of the run's temporary files; the server's socket lies there.
         log: file for what libraries say while they are imported.
     """
-    if OmegaConf.select(config, "ray_kwargs.ray_init.address") != "local":
+    if not cpu.enabled() or OmegaConf.select(config, "ray_kwargs.ray_init.address") != "local":
         return
-    from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker
+    from gtpo_verl.verl_plugin.fork_server import ray_worker
 
     start_server(folder, log, f"{__name__}.preload", ray_worker.environment_of_all())
     ray_worker.install()

@@ -10,8 +10,8 @@ from multiprocessing import forkserver, resource_tracker
 from types import SimpleNamespace
 from typing import Any
 
-from gtpo_verl.verl_plugin.cpu.fork_server.client import fork
-from gtpo_verl.verl_plugin.cpu.fork_server.server import MULTIPROCESSING
+from gtpo_verl.verl_plugin.fork_server.client import fork
+from gtpo_verl.verl_plugin.fork_server.server import MULTIPROCESSING
 
 
 def install() -> None:

@@ -3,7 +3,7 @@
 `multiprocessing.forkserver` of the standard library does so for multiprocessing alone. Ray starts programs, and what is
 started here has the environment, the folder and the process group of who asks, as a program would.
 
-usage: python -m gtpo_verl.verl_plugin.cpu.fork_server.server DESCRIPTOR MODULE PARENT
+usage: python -m gtpo_verl.verl_plugin.fork_server.server DESCRIPTOR MODULE PARENT
 (of a listening Unix socket; to import; the process to end with)
 """
 
@@ -22,7 +22,7 @@ import traceback
 from typing import Any
 
 from gtpo_verl.runtime.ending import without_teardown
-from gtpo_verl.verl_plugin.cpu.fork_server.client import NUMBER
+from gtpo_verl.verl_plugin.fork_server.client import NUMBER
 
 MULTIPROCESSING = "multiprocessing"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
