@@ -1,9 +1,11 @@
 """Processes forked from one server are what programs started anew would be, without the imports."""
 
+import ast
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,15 +20,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gtpo_verl.configuration.composition import compose_config
 from gtpo_verl.verl_plugin import fork_server
 from gtpo_verl.verl_plugin.fork_server import ray_worker, vllm
-from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork
+from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork, serves
 
 # What the server imports: something slow, which says how often it was imported and with which environment.
 SLOW = """
     import numpy, os
     with open(os.environ["IMPORTS"], "a") as file:
         print(os.getpid(), os.environ.get("OF_ALL"), file=file)
+    os.environ["OF_AN_IMPORT"] = os.environ["OF_ONE"] = "set while it is imported"
     answer = 42
 """
 REPORT = """
@@ -43,21 +47,26 @@ REPORT = """
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For a server; the paths of sockets are short."""
     (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
     (tmp_path / "report.py").write_text(textwrap.dedent(REPORT))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
     monkeypatch.setenv(fork_server.ADDRESS, "")  # restored afterwards
-    with socket.socket(socket.AF_UNIX):  # paths of sockets are short
-        folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
+    folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
     folder.mkdir()
+    yield folder
+    (folder / "forks").unlink()
+    folder.rmdir()
+
+
+@pytest.fixture
+def server(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen]:
     process = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {"OF_ALL": "one for all"})
     yield process
     process.kill()
     process.wait()
-    (folder / "forks").unlink()
-    folder.rmdir()
 
 
 def run(program: Path, *arguments: str, **environment: str) -> tuple[int, dict, str]:
@@ -88,6 +97,7 @@ def test_a_fork_is_the_program_that_was_asked_for(server: subprocess.Popen, tmp_
     assert report["process_group"] == os.getpgid(0)
     assert report["environment"]["OF_ONE"] == "yes"
     assert "OF_ALL" not in report["environment"]  # the server's own, unless who asks has it too
+    assert report["environment"]["OF_AN_IMPORT"] == "set while it is imported"
     assert report["parent"] == server.pid
 
 
@@ -135,6 +145,145 @@ def test_the_server_ends_with_who_started_it(seconds: float, tmp_path: Path) -> 
     parent.kill()
     parent.wait()
     server.wait(timeout=30)
+
+
+# ---- whether forks would do ----
+
+
+# A driver of NVIDIA's that does not bear a fork, as the real one: a process that has called it, or not, and its forks.
+DRIVER = """
+    #include <unistd.h>
+    static int caller;
+    int cuInit(unsigned flags) {
+        if (caller && caller != getpid()) return 3;
+        caller = getpid();
+        return 0;
+    }
+"""
+LOADS_DRIVER = "import ctypes, os, torch.cuda; driver = ctypes.CDLL(os.environ['FOLDER'] + '/libcuda.so.1')"
+UNFIT = {
+    "import torch.cuda; torch.cuda._initialized = True": "what it imports has initialised CUDA",
+    # Where CUDA was asked for the number of GPUs, torch notes the fork and refuses CUDA in it, and nothing else tells.
+    "import os, torch.cuda; me = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != me": "called CUDA",
+    f"{LOADS_DRIVER}; driver.cuInit(0)": "called CUDA",
+    "import torch.cuda; torch.cuda._is_in_bad_fork = None": "a fork that tried CUDA ended with 1",
+    "import time; time.sleep(2); import no_such_module": "slow cannot be imported: ModuleNotFoundError",
+}
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "driver.c").write_text(textwrap.dedent(DRIVER))
+    library = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run(["cc", *library, str(tmp_path / "driver.c")], check=True)
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("preload", UNFIT, ids=UNFIT.values())
+def test_a_server_whose_forks_would_not_do_serves_none(
+    preload: str, folder: Path, driver: None, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(preload)
+    (tmp_path / "worker.py").write_text("import sys; print('worker', sys.argv[1:])")
+    server = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {})
+    # A worker that Ray starts meanwhile, and one that it starts afterwards.
+    command = [sys.executable, ray_worker.__file__, str(tmp_path / "worker.py"), "--language=PYTHON"]
+    command.append("--serialized-runtime-env-context={}")
+    for _ in range(2):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.stdout == "worker []\n", result.stderr
+        assert "Ray starts this worker by itself" in result.stderr
+        assert server.wait(timeout=300) == 0
+    assert not serves()
+    said = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("fork server:")]
+    assert len(said) == 1
+    assert UNFIT[preload] in said[0]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("preload", ["import torch.cuda; answer = 42", f"{LOADS_DRIVER}; answer = 42"])
+def test_a_server_that_could_have_called_cuda_serves(preload: str, folder: Path, driver: None, tmp_path: Path) -> None:
+    """torch is there, and NVIDIA's driver; nothing has called it."""
+    (tmp_path / "slow.py").write_text(preload)
+    server = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {"OMP_NUM_THREADS": "1"})
+    try:
+        assert serves()
+        assert run(tmp_path / "report.py", "0")[1]["answer"] == 42
+    finally:
+        server.kill()
+        server.wait()
+    assert "ready" in (tmp_path / "log").read_text()
+    assert "threads: python; NVIDIA devices open: none" in (tmp_path / "log").read_text()
+
+
+PRETENDED = """
+    import os, sys, traceback
+    import torch
+    from gtpo_verl.verl_plugin.cpu import vllm_distribution
+
+    def note(name, value):
+        def call(*args, **kwargs):
+            called[name] = "".join(traceback.format_stack())
+            return value
+        return call
+
+    called = {}
+    values = {"device_count": 1, "get_device_capability": (9, 0), "get_device_name": "a GPU", "current_device": 0}
+    for name in ("get_device_properties", "mem_get_info", "is_bf16_supported", "_lazy_init"):
+        values[name] = None
+    for name, value in values.items():
+        setattr(torch.cuda, name, note(name, value))
+    torch.cuda.is_available = lambda: True
+    vllm_distribution.install()  # vLLM's build for CPUs
+    {then}
+    from gtpo_verl.verl_plugin.fork_server import preload
+    print("imported", "vllm.v1.worker.gpu_worker" in sys.modules)
+    print("called", called)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "called"), [("pass", []), ("import verl.trainer.constants_ppo", ["get_device_capability"])]
+)
+def test_no_import_initialises_cuda(then: str, called: list[str]) -> None:
+    """Where torch says that there is a GPU, nothing that is imported asks CUDA about it; verl's constants would."""
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    command = [sys.executable, "-c", textwrap.dedent(PRETENDED).replace("{then}", then)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert "imported True" in done.stdout, done.stderr
+    calls = ast.literal_eval(done.stdout.rpartition("called ")[2])
+    assert list(calls) == called, calls
+
+
+def test_which_runs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that start a Ray of their own, and are not told otherwise."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no cluster of this machine's
+
+    def forked(*overrides: str) -> bool:
+        return fork_server.can_fork(compose_config(list(overrides)))
+
+    assert forked("scale=cpu")
+    assert forked("model=smollm2", "scale=smollm2_1gpu")
+    assert forked("scale=gpu")
+    assert not forked("scale=gpu", "gtpo_verl.fork_server=false")
+    assert not forked("scale=gpu", "+ray_kwargs.ray_init.address=10.0.0.1:6379")
+    assert not forked("scale=cpu_cluster")
+    assert not forked(
+        "scale=gpu", "actor_rollout_ref.rollout.full_determinism=true"
+    )  # hashes are Python's from its start
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert not forked("scale=gpu")
+    assert forked("scale=gpu", "+ray_kwargs.ray_init.address=local")
+    (tmp_path / "ray" / "ray_current_cluster").unlink()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert not forked("scale=gpu")
+    assert forked("scale=cpu")  # whatever else runs on the machine
 
 
 # ---- multiprocessing, as vLLM uses it ----

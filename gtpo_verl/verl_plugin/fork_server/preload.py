@@ -2,6 +2,8 @@
 
 import importlib
 import os
+import sys
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,32 @@ import ray.actor
 _ids: Any = ray.actor.ActorClassID
 ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: _ids(os.urandom(_ids.size())))  # type: ignore[misc, assignment]
 
-from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV  # noqa: E402
+import torch.cuda  # noqa: E402
+
+_HERE = os.getpid()
+
+
+def _say_who() -> None:
+    """Where CUDA is initialised in this process, after which the server serves no forks (`server.unfit`)."""
+    if os.getpid() == _HERE:
+        print("fork server: CUDA is initialised here:", file=sys.stderr)
+        traceback.print_stack()
+
+
+torch.cuda._lazy_call(_say_who)
+
+import verl.utils.device  # noqa: E402
+
+# verl/trainer/constants_ppo.py asks CUDA for the GPU's generation when it is imported, for variables that the driver
+# alone sets.
+_get_device_capability = verl.utils.device.get_device_capability
+verl.utils.device.get_device_capability = lambda *_: (None, None)
+try:
+    from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV
+finally:
+    verl.utils.device.get_device_capability = _get_device_capability
+
+from gtpo_verl.verl_plugin import cpu  # noqa: E402
 
 _MODULES = (
     "ray._private.workers.default_worker",
@@ -21,14 +48,21 @@ _MODULES = (
     "verl.trainer.ppo.v1",
     "verl.workers.engine_workers",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
-    "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
     "gtpo_verl.verl_plugin.rollout.agent_loop",
     "gtpo_verl.verl_plugin.trainer",
+)
+_ON_CPU = ("vllm.v1.worker.cpu_worker",)
+# With the backend of attention that vLLM takes on most GPUs; FlashInfer's would initialise CUDA.
+_ON_GPU = (
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.model_executor.models.llama",
 )
 
 # vLLM reads some of these when it is imported; in a worker Ray has set them before.
 for _name, _value in PPO_RAY_RUNTIME_ENV["env_vars"].items():
     os.environ.setdefault(_name, _value)
-for _name in _MODULES:
+for _name in (*_MODULES, *(_ON_CPU if cpu.enabled() else _ON_GPU)):
     importlib.import_module(_name)
