@@ -30,7 +30,7 @@ SLOW = """
     import numpy, os
     with open(os.environ["IMPORTS"], "a") as file:
         print(os.getpid(), os.environ.get("OF_ALL"), file=file)
-    os.environ["OF_AN_IMPORT"] = os.environ["OF_ONE"] = "set while it is imported"
+    os.environ["OF_AN_IMPORT"] = "set while it is imported"
     answer = 42
 """
 REPORT = """
@@ -98,6 +98,7 @@ def test_a_fork_is_the_program_that_was_asked_for(server: subprocess.Popen, tmp_
     assert report["environment"]["OF_ONE"] == "yes"
     assert "OF_ALL" not in report["environment"]  # the server's own, unless who asks has it too
     assert report["environment"]["OF_AN_IMPORT"] == "set while it is imported"
+    assert run(tmp_path / "report.py", "0", OF_AN_IMPORT="mine")[1]["environment"]["OF_AN_IMPORT"] == "mine"
     assert report["parent"] == server.pid
 
 
@@ -234,6 +235,8 @@ PRETENDED = """
         values[name] = None
     for name, value in values.items():
         setattr(torch.cuda, name, note(name, value))
+    for name in ("current_accelerator", "device_count", "is_available", "current_device_index"):
+        setattr(torch.accelerator, name, note(f"accelerator.{name}", None))
     torch.cuda.is_available = lambda: True
     vllm_distribution.install()  # vLLM's build for CPUs
     {then}
