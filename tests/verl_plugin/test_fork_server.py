@@ -347,6 +347,39 @@ def test_processes_of_multiprocessing_can_be_ended(context: multiprocessing.cont
     assert process.exitcode == -signal.SIGTERM
 
 
+LOOK = """
+    import subprocess, sys
+    from gtpo_verl.verl_plugin.cpu import vllm_distribution
+    vllm_distribution.install()  # vLLM's build for CPUs, without our platform
+    from gtpo_verl.verl_plugin.fork_server import vllm
+    vllm.install()
+    from vllm.model_executor.models.registry import _LazyRegisteredModel
+
+    def start(command, *args, **kwargs):
+        raise OSError(f"started {command[1:]}")
+
+    subprocess.run = start
+    for model in ("qwen2.Qwen2ForCausalLM", "llama.LlamaForCausalLM"):
+        module, _, name = f"vllm.model_executor.models.{model}".rpartition(".")
+        if "qwen2" in module:
+            __import__(module)
+        try:
+            print(name, _LazyRegisteredModel(module, name).inspect_model_cls().is_text_generation_model)
+        except OSError as error:
+            print(name, error)
+"""
+
+
+def test_vllm_looks_at_an_imported_model_itself(tmp_path: Path) -> None:
+    """And starts a Python to look at any other."""
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    environment["VLLM_CACHE_ROOT"] = str(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(LOOK)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert "Qwen2ForCausalLM True" in done.stdout, done.stderr
+    assert "LlamaForCausalLM started ['-m', 'vllm.model_executor.models.registry']" in done.stdout
+
+
 # ---- Ray ----
 
 
