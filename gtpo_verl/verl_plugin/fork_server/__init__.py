@@ -21,16 +21,9 @@ from gtpo_verl.verl_plugin.fork_server.client import ADDRESS, fork
 
 __all__ = ["ADDRESS", "fork", "start", "start_server"]
 
-# While the server imports, for it to have neither CUDA nor threads when it forks. torch asks NVML whether there is a
-# GPU and compiles in one thread, both as in vLLM, which says so too late where torch is imported before it. pyarrow's
-# allocator cleans up without a thread, as forks of it do in any case.
-_QUIET = {
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
-
-_PATIENCE_SECONDS = "300"  # Ray's own is 60
+# For the server to have one thread when it forks: pyarrow's allocator cleans up without, as forks of it do in any case.
+_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_PATIENCE_SECONDS = "180"  # Ray's own is 60
 
 
 def start(config: DictConfig, folder: str, log: str) -> None:

@@ -7,6 +7,10 @@ import traceback
 from types import SimpleNamespace
 from typing import Any
 
+# As vLLM has it when it is imported (vllm/env_override.py), which is too late here, where torch is imported before it:
+# torch asks NVML, not CUDA, whether there is a GPU, and compiles in the process that asks for it.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
 import ray.actor
 
 # Ray's library seeds its generator of ids at the first use. Used before the fork, it would give all forks the same ids:
