@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection as mp_connection
 from multiprocessing import forkserver
 from pathlib import Path
@@ -260,6 +261,48 @@ def test_no_import_initialises_cuda(then: str, called: list[str]) -> None:
     assert "imported True" in done.stdout, done.stderr
     calls = ast.literal_eval(done.stdout.rpartition("called ")[2])
     assert list(calls) == called, calls
+
+
+ON_GPU = """
+    import json, os, sys
+    import torch
+
+    here = torch.cuda.is_initialized()
+    ones = torch.ones(1000, device="cuda")
+    json.dump({
+        "initialised": here, "sum": (ones @ ones).item(), "parent": os.getppid(),
+        "imported": "vllm.v1.worker.gpu_worker" in sys.modules and "verl.workers.engine_workers" in sys.modules,
+    }, sys.stdout)
+    sys.stdout.flush()
+    sys.stdin.read(), open(os.environ["DONE"], "w").close()
+    while not os.path.exists(os.environ["OTHER"]):  # both compute before either ends
+        pass
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_forks_compute_on_a_gpu(folder: Path, tmp_path: Path) -> None:
+    """Of all that a run imports, two at the same time."""
+    (tmp_path / "compute.py").write_text(textwrap.dedent(ON_GPU))
+    log = tmp_path / "log"
+    module = f"{fork_server.__name__}.preload"
+    server = fork_server.start_server(str(folder), str(log), module, {"OMP_NUM_THREADS": "1", **fork_server._QUIET})
+    try:
+        with ThreadPoolExecutor() as pool:
+            names = [str(tmp_path / "one"), str(tmp_path / "other")]
+            both = [
+                pool.submit(run, tmp_path / "compute.py", DONE=done, OTHER=other)
+                for done, other in (names, reversed(names))
+            ]
+            for code, report, errors in [each.result() for each in both]:
+                assert code == 0, errors + log.read_text()
+                assert report == {"initialised": False, "sum": 1000.0, "parent": server.pid, "imported": True}
+    finally:
+        server.kill()
+        server.wait()
+    print(log.read_text().splitlines()[-1])
+    assert "threads: python; NVIDIA devices open: none" in log.read_text()
 
 
 def test_which_runs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
