@@ -74,7 +74,7 @@ def unfit() -> str | None:
         return None
     if cuda.is_initialized():
         return "what it imports has initialised CUDA"
-    driver = "libcuda.so" in Path("/proc/self/maps").read_text()  # else nobody can have called it
+    driver = _is_loaded("libcuda.so")  # else nobody can have called it
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -94,7 +94,7 @@ def unfit() -> str | None:
 
 def close_nvml() -> None:
     """Closes the library that torch asks for the number of GPUs and leaves open; whoever needs it opens it again."""
-    if "libnvidia-ml.so" not in Path("/proc/self/maps").read_text():
+    if not _is_loaded("libnvidia-ml.so"):
         return
     shutdown = ctypes.CDLL("libnvidia-ml.so.1").nvmlShutdown
     for _ in range(_MOST_USERS):  # it counts who has opened it
@@ -102,10 +102,16 @@ def close_nvml() -> None:
             return
 
 
+def _is_loaded(library: str) -> bool:
+    return library.encode() in Path("/proc/self/maps").read_bytes()
+
+
 def _state() -> str:
     """What a fork could inherit to its harm: threads, which it does not have, and open devices."""
-    threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    devices = set()
+    threads, devices = [], set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            threads.append(task.joinpath("comm").read_text(encoding="utf-8", errors="replace").strip())
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # that of the listing itself
             devices.add(os.readlink(descriptor))
