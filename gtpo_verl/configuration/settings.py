@@ -18,6 +18,8 @@ class RecipeSettings:
         run_dir: folder of the run: metrics, log, checkpoints.
         fused_entropy: exact fp32 log-probabilities and entropies in one pass (`gtpo_verl.entropy`); false: verl's own.
         fast_rollout: the same responses with fewer calls and objects (`verl_plugin.rollout`); false: verl's own way.
+        fork_server: of a run that starts a Ray of its own, fork the processes from one that has imported everything
+            (`verl_plugin.fork_server`); false: each imports by itself.
         poll_interval: seconds between two looks at TransferQueue while rollouts run; verl's own value is 2.
         stall_timeout: seconds in which nothing moves (no response comes, a phase of the step does not end) after which
             the run is ended, with what it waited for; above the longest phase that is to be expected. 0: no limit.
@@ -42,6 +44,7 @@ class RecipeSettings:
     run_dir: str = "runs"
     fused_entropy: bool = True
     fast_rollout: bool = True
+    fork_server: bool = True
     poll_interval: float = 2.0
     stall_timeout: float = 7200.0
     token_dump_freq: int = -1
@@ -62,7 +65,7 @@ class RecipeSettings:
             ValueError: an unknown key, or a value that is none for its key, by name.
         """
         if "gtpo_verl" not in config:
-            return cls(fused_entropy=False, fast_rollout=False)
+            return cls(fused_entropy=False, fast_rollout=False, fork_server=False)
         given: dict[str, Any] = OmegaConf.to_container(config.gtpo_verl, resolve=True)  # type: ignore[assignment]
         known = [f.name for f in fields(cls)]
         for key in given:
@@ -95,7 +98,7 @@ def _check_numbers(given: dict[str, Any]) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (value == 0 and demand == "must be positive"):
             raise ValueError(f"gtpo_verl.{name} = {value} {demand} ({unit})")
-    for name in ("fused_entropy", "fast_rollout", "probe_reward", "preflight"):
+    for name in ("fused_entropy", "fast_rollout", "fork_server", "probe_reward", "preflight"):
         if not isinstance(given.get(name, True), bool):
             raise ValueError(f"gtpo_verl.{name} = {given[name]} must be true or false")
 

@@ -25,7 +25,7 @@ from gtpo_verl.runtime import limits, stage
 from gtpo_verl.runtime.ending import without_teardown
 from gtpo_verl.runtime.run_info import VARIABLE, RunInfo
 from gtpo_verl.runtime.text import start_over_in_utf8, terminal_encoding
-from gtpo_verl.verl_plugin import cpu, hooks
+from gtpo_verl.verl_plugin import cpu, fork_server, hooks
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -41,7 +41,7 @@ def main(config: DictConfig) -> None:
     try:
         set_environment(config)
         if temporary is not None:  # under a supervisor
-            cpu.start_fork_server(config, temporary, str(_early_log(temporary)))
+            fork_server.start(config, temporary, str(_early_log(temporary)))
         prepare(config)
         cpu.install()
         info = check(config)
@@ -132,8 +132,8 @@ def check(config: DictConfig) -> RunInfo:
         resolved.write_text(text, encoding="utf-8")
     info.publish()
     _redirect_output(Path(info.log))
-    if early_log is not None:
-        print(early_log.read_text(encoding="utf-8", errors="replace"), flush=True)
+    if temporary is not None:
+        _print_early_log(temporary)
     return info
 
 
@@ -189,7 +189,7 @@ def train(config: DictConfig) -> None:
 
     from gtpo_verl.run_folder.trackers import prepare_trackers
 
-    run_dir = Path(config.gtpo_verl.run_dir).absolute()
+    run_dir, temporary = Path(config.gtpo_verl.run_dir).absolute(), os.environ.get("GTPO_VERL_TMP")
     with open_dict(config):
         OmegaConf.update(config, "ray_kwargs.ray_init.runtime_env.env_vars", forwarded_variables(config), merge=True)
 
@@ -202,6 +202,8 @@ def train(config: DictConfig) -> None:
 
         def run(self, config: DictConfig) -> None:
             stage.say("starting the trainer")
+            if temporary is not None:
+                _print_early_log(temporary)
             hooks.check_registration()
             prepare_trackers(run_dir, config.trainer.project_name, config.trainer.logger)
             super().run(config)
@@ -211,6 +213,8 @@ def train(config: DictConfig) -> None:
         run_ppo(config, task_runner_class=ray.remote(TaskRunner))
     finally:
         stage.say(stage.ENDING)
+        if temporary is not None:
+            _print_early_log(temporary)
         ray.shutdown()
 
 
@@ -243,6 +247,16 @@ def _die_with_supervisor() -> None:
 def _early_log(temporary: str) -> Path:
     """Where output goes until it is known where the run writes."""
     return Path(temporary, "driver.log")
+
+
+def _print_early_log(temporary: str) -> None:
+    """Prints what came since the last time: the fork server still writes there when the log is open."""
+    with suppress(OSError):  # another node than the driver's
+        log = _early_log(temporary)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        os.truncate(log, 0)
+        if text:
+            print(text, flush=True)
 
 
 def hold(log: Path, key: str) -> None:

@@ -67,6 +67,7 @@ def _supervise(command: Sequence[str], temporary: Path, watch: Watcher | None) -
         **cache_variables(),
         **child_variables(),
         VARIABLE: str(info_file),
+        stage.BEGAN: str(time.time()),
         "GTPO_VERL_TMP": str(temporary),
         "TMPDIR": str(temporary),
         "VLLM_RPC_BASE_PATH": str(temporary),

@@ -9,13 +9,14 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from gtpo_verl.configuration.ray_cluster import cluster_address
 from gtpo_verl.preflight.network import Listener, reach
 from gtpo_verl.preflight.node import NodeFacts, Request, collect, existing_folder
 
@@ -85,20 +86,13 @@ class Probe:
 def connection(config: DictConfig) -> Iterator[bool]:
     """Joins the Ray cluster that the job would join; false where there is none and the job starts a Ray of its own.
 
-    Which one, as `ray.init` has it: `ray_kwargs.ray_init.address`, else RAY_ADDRESS, else the one that `ray start` last
-    started on this machine. A Ray that another job has for itself is none.
-
     Raises:
         ConnectionError: the cluster that is named does not answer.
     """
     import ray
-    from ray._private.services import find_bootstrap_address
 
-    init = config.ray_kwargs.ray_init
-    address = init.get("address") or os.environ.get("RAY_ADDRESS")
-    with suppress(PermissionError):  # Ray's folder in /tmp is another user's, and so is what it started
-        address = address or find_bootstrap_address(init.get("_temp_dir"))
-    if address is None or address == "local":
+    address = cluster_address(config)
+    if address is None:
         yield False
         return
     if address.startswith("http"):

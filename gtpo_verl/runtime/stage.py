@@ -2,19 +2,27 @@
 for the person at the terminal."""
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
+BEGAN = "GTPO_VERL_BEGAN"  # environment variable: when the run was started, seconds since 1970
 ENDING = "stopping Ray"
 _FILE = "stage"
 _CAUSE = "cause"
 
 
 def say(stage: str) -> None:
-    """Replaces the line. Does nothing in a run without a supervisor, or on another node than the supervisor's."""
+    """Replaces the line, and prints it with the time and the seconds since the run was started. Does nothing in a run
+    without a supervisor, or on another node than the supervisor's."""
     folder = _folder()
-    if folder is not None:
-        _write(folder, _FILE, stage)
+    if folder is None or not folder.is_dir():
+        return
+    _write(folder, _FILE, stage)
+    now = time.time()
+    with suppress(OSError, ValueError):  # output that nobody takes
+        after = f" ({now - float(os.environ[BEGAN]):.1f} s)" if BEGAN in os.environ else ""
+        print(f"{time.strftime('%H:%M:%S', time.localtime(now))}{after} {stage}", flush=True)
 
 
 def read(folder: Path) -> str | None:

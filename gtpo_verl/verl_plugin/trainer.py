@@ -147,12 +147,15 @@ class GtpoTrainer(PPOTrainerSync):
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
+        self._first_step = self.global_steps
         stage.say("taking the first step")
         self.logger = saving.attach(self.logger, self._history)
 
     def on_step_end(self) -> None:
         self.watch.enter_phase("weights")
         super().on_step_end()
+        if self.global_steps == self._first_step:
+            stage.say("training")
 
     def _save_checkpoint(self) -> None:
         save = super()._save_checkpoint

@@ -13,7 +13,7 @@ def test_a_number_that_is_none(key: str, value: str) -> None:
         RecipeSettings.from_config(compose_config([f"gtpo_verl.{key}={value}"]))
 
 
-@pytest.mark.parametrize("key", ["fused_entropy", "fast_rollout", "probe_reward", "preflight"])
+@pytest.mark.parametrize("key", ["fused_entropy", "fast_rollout", "fork_server", "probe_reward", "preflight"])
 def test_a_switch_that_is_none(key: str) -> None:
     with pytest.raises(ValueError, match=rf"gtpo_verl\.{key} = maybe must be true or false"):
         RecipeSettings.from_config(compose_config([f"gtpo_verl.{key}=maybe"]))

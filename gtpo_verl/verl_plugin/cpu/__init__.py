@@ -1,7 +1,6 @@
 """What verl and vLLM need on a machine without an accelerator. Nothing here acts unless VERL_PLATFORM=cpu."""
 
 import os
-from typing import Any
 
 _installed = False
 
@@ -23,11 +22,3 @@ def install() -> None:
     vllm_distribution.install()
     engine.install()
     patches.install()
-
-
-def start_fork_server(config: Any, folder: str, log: str) -> None:
-    """Has the processes of a run that starts a Ray of its own forked (`cpu.fork_server`)."""
-    if enabled():
-        from gtpo_verl.verl_plugin.cpu import fork_server
-
-        fork_server.start(config, folder, log)

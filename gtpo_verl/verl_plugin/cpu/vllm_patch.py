@@ -12,22 +12,23 @@ _CHOSEN = "GTPO_VERL_CHOSEN_VLLM_PORT"
 
 
 def apply() -> None:
-    """What vLLM needs on verl's platform `cpu`; does nothing to any other vLLM."""
+    """What vLLM needs in a run: its shared memory named, its processes forked, and what the platform `cpu` asks for.
+    Does nothing to any other vLLM."""
     from gtpo_verl.runtime.shared_memory import name_after_run
     from gtpo_verl.verl_plugin import cpu
-    from gtpo_verl.verl_plugin.cpu import fork_server
+    from gtpo_verl.verl_plugin.fork_server.client import serves
 
     name_after_run()
+    if serves():
+        from gtpo_verl.verl_plugin.fork_server import vllm
+
+        vllm.install()
     if not cpu.enabled():
         return
     keep_linear_layers_reloadable()
     choose_port()
     meet_in_a_file()
     look_at_models_here()
-    if fork_server.ADDRESS in os.environ:
-        from gtpo_verl.verl_plugin.cpu.fork_server import vllm
-
-        vllm.install()
 
 
 def keep_linear_layers_reloadable() -> None:

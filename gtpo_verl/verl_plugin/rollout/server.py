@@ -98,6 +98,7 @@ class BatchingServer(vLLMHttpServer):
         from gtpo_verl.verl_plugin.rollout import logprobs
 
         logprobs.install()
+        stage.say("starting vLLM's engine")
         await super().run_server(args)
         add_request = self.engine.add_request
 

@@ -3,7 +3,7 @@
 `multiprocessing.forkserver` of the standard library does so for multiprocessing alone. Ray starts programs, and what is
 started here has the environment, the folder and the process group of who asks, as a program would.
 
-usage: python -m gtpo_verl.verl_plugin.cpu.fork_server.server DESCRIPTOR MODULE PARENT
+usage: python -m gtpo_verl.verl_plugin.fork_server.server DESCRIPTOR MODULE PARENT
 (of a listening Unix socket; to import; the process to end with)
 """
 
@@ -18,30 +18,105 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 from gtpo_verl.runtime.ending import without_teardown
-from gtpo_verl.verl_plugin.cpu.fork_server.client import NUMBER
+from gtpo_verl.verl_plugin.fork_server.client import NUMBER
 
 MULTIPROCESSING = "multiprocessing"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _REAP_SECONDS = 0.2
 _MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
+_PROBE_SECONDS = 30
+_MOST_USERS = 1000
+_CUDA_ERROR_NOT_INITIALIZED = 3  # cuda.h; what `cuInit` says in a fork of a process that has called it
+
+# Environment variables that libraries set when they are imported, such as vLLM for its engine.
+_set_by_imports: dict[str, str] = {}
 
 
 def main(descriptor: str, module: str, parent: str) -> tuple[dict[str, Any], list[int]]:
-    """Imports, then serves."""
+    """Imports, then serves; ends where forks would not do, so that whoever asks for one starts a program instead."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):  # which ended before that call
         sys.exit()
+    listener = socket.socket(fileno=int(descriptor))
+    before, began = dict(os.environ), time.monotonic()
     try:
         importlib.import_module(module)
-    except Exception:
-        traceback.print_exc()  # whoever needs what could not be imported says so where it matters
+        close_nvml()
+        reason = unfit()
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{module} cannot be imported: {error!r}"
+    took = f"after {time.monotonic() - began:.1f} s"
+    if reason is not None:
+        print(f"fork server: not used, {took}: {reason}. Every process imports by itself", flush=True)
+        sys.exit()
+    print(f"fork server: ready {took}; {_state()}", flush=True)
+    _set_by_imports.update({name: value for name, value in os.environ.items() if before.get(name) != value})
     gc.collect()
     gc.freeze()  # the collector would write to every object, and so copy the memory that forks share
-    return serve(socket.socket(fileno=int(descriptor)))
+    return serve(listener)
+
+
+def unfit() -> str | None:
+    """Why forks of this process would not do; None where they do.
+
+    CUDA is for the process that initialised it: a fork finds it broken, whether torch knows of it or not. Nothing here
+    initialises it in this process; a fork that ends at once tries.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None:
+        return None
+    if cuda.is_initialized():
+        return "what it imports has initialised CUDA"
+    driver = _is_loaded("libcuda.so")  # else nobody can have called it
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(_PROBE_SECONDS)
+            broken = cuda._is_in_bad_fork()
+            if driver and not broken:
+                broken = ctypes.CDLL("libcuda.so.1").cuInit(0) == _CUDA_ERROR_NOT_INITIALIZED
+            code = 2 if broken else 0
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 2:
+        return "what it imports has called CUDA, which a fork cannot use then"
+    return None if code == 0 else f"a fork that tried CUDA ended with {code}"
+
+
+def close_nvml() -> None:
+    """Closes the library that torch asks for the number of GPUs and leaves open; whoever needs it opens it again."""
+    if not _is_loaded("libnvidia-ml.so"):
+        return
+    shutdown = ctypes.CDLL("libnvidia-ml.so.1").nvmlShutdown
+    for _ in range(_MOST_USERS):  # it counts who has opened it
+        if shutdown() != 0:
+            return
+
+
+def _is_loaded(library: str) -> bool:
+    return library.encode() in Path("/proc/self/maps").read_bytes()
+
+
+def _state() -> str:
+    """What a fork could inherit to its harm: threads, which it does not have, and open devices."""
+    threads, devices = [], set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            threads.append(task.joinpath("comm").read_text(encoding="utf-8", errors="replace").strip())
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing itself
+            devices.add(os.readlink(descriptor))
+    open_devices = sorted(device for device in devices if device.startswith("/dev/nvidia"))
+    return f"threads: {', '.join(threads)}; NVIDIA devices open: {', '.join(open_devices) or 'none'}"
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -105,7 +180,7 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.dup2(descriptors[standard], standard)
         os.close(descriptors[standard])
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update({**_set_by_imports, **request["environment"]})
     os.chdir(request["folder"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all forks draw the same; `random` sees to that itself

@@ -42,3 +42,15 @@ def fork(
         connection.close()
         raise
     return connection
+
+
+def serves() -> bool:
+    """Whether this run has a server that would answer. One that found its forks unfit has ended (`server.unfit`)."""
+    if ADDRESS not in os.environ:
+        return False
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(os.environ[ADDRESS])
+        except OSError:
+            return False
+    return True

@@ -1,9 +1,11 @@
 """Processes forked from one server are what programs started anew would be, without the imports."""
 
+import ast
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection as mp_connection
 from multiprocessing import forkserver
 from pathlib import Path
@@ -18,15 +21,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gtpo_verl.verl_plugin.cpu import fork_server
-from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker, vllm
-from gtpo_verl.verl_plugin.cpu.fork_server.client import NUMBER, fork
+from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.verl_plugin import fork_server
+from gtpo_verl.verl_plugin.fork_server import ray_worker, vllm
+from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork, serves
 
 # What the server imports: something slow, which says how often it was imported and with which environment.
 SLOW = """
     import numpy, os
     with open(os.environ["IMPORTS"], "a") as file:
         print(os.getpid(), os.environ.get("OF_ALL"), file=file)
+    os.environ["OF_AN_IMPORT"] = "set while it is imported"
     answer = 42
 """
 REPORT = """
@@ -43,21 +48,26 @@ REPORT = """
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For a server; the paths of sockets are short."""
     (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
     (tmp_path / "report.py").write_text(textwrap.dedent(REPORT))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
     monkeypatch.setenv(fork_server.ADDRESS, "")  # restored afterwards
-    with socket.socket(socket.AF_UNIX):  # paths of sockets are short
-        folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
+    folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
     folder.mkdir()
+    yield folder
+    (folder / "forks").unlink()
+    folder.rmdir()
+
+
+@pytest.fixture
+def server(folder: Path, tmp_path: Path) -> Iterator[subprocess.Popen]:
     process = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {"OF_ALL": "one for all"})
     yield process
     process.kill()
     process.wait()
-    (folder / "forks").unlink()
-    folder.rmdir()
 
 
 def run(program: Path, *arguments: str, **environment: str) -> tuple[int, dict, str]:
@@ -88,6 +98,8 @@ def test_a_fork_is_the_program_that_was_asked_for(server: subprocess.Popen, tmp_
     assert report["process_group"] == os.getpgid(0)
     assert report["environment"]["OF_ONE"] == "yes"
     assert "OF_ALL" not in report["environment"]  # the server's own, unless who asks has it too
+    assert report["environment"]["OF_AN_IMPORT"] == "set while it is imported"
+    assert run(tmp_path / "report.py", "0", OF_AN_IMPORT="mine")[1]["environment"]["OF_AN_IMPORT"] == "mine"
     assert report["parent"] == server.pid
 
 
@@ -121,7 +133,7 @@ def test_the_server_outlives_those_who_hang_up(server: subprocess.Popen, tmp_pat
 def test_the_server_ends_with_who_started_it(seconds: float, tmp_path: Path) -> None:
     program = f"""
         import os, sys
-        from gtpo_verl.verl_plugin.cpu import fork_server
+        from gtpo_verl.verl_plugin import fork_server
         print(fork_server.start_server({str(tmp_path)!r}, {str(tmp_path / "log")!r}, "json", {{}}).pid, flush=True)
         sys.stdin.read()
     """
@@ -135,6 +147,189 @@ def test_the_server_ends_with_who_started_it(seconds: float, tmp_path: Path) -> 
     parent.kill()
     parent.wait()
     server.wait(timeout=30)
+
+
+# ---- whether forks would do ----
+
+
+# A driver of NVIDIA's that does not bear a fork, as the real one: a process that has called it, or not, and its forks.
+DRIVER = """
+    #include <unistd.h>
+    static int caller;
+    int cuInit(unsigned flags) {
+        if (caller && caller != getpid()) return 3;
+        caller = getpid();
+        return 0;
+    }
+"""
+LOADS_DRIVER = "import ctypes, os, torch.cuda; driver = ctypes.CDLL(os.environ['FOLDER'] + '/libcuda.so.1')"
+UNFIT = {
+    "import torch.cuda; torch.cuda._initialized = True": "what it imports has initialised CUDA",
+    # Where CUDA was asked for the number of GPUs, torch notes the fork and refuses CUDA in it, and nothing else tells.
+    "import os, torch.cuda; me = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != me": "called CUDA",
+    f"{LOADS_DRIVER}; driver.cuInit(0)": "called CUDA",
+    "import torch.cuda; torch.cuda._is_in_bad_fork = None": "a fork that tried CUDA ended with 1",
+    "import time; time.sleep(2); import no_such_module": "slow cannot be imported: ModuleNotFoundError",
+}
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "driver.c").write_text(textwrap.dedent(DRIVER))
+    library = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run(["cc", *library, str(tmp_path / "driver.c")], check=True)
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("preload", UNFIT, ids=UNFIT.values())
+def test_a_server_whose_forks_would_not_do_serves_none(
+    preload: str, folder: Path, driver: None, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(preload)
+    (tmp_path / "worker.py").write_text("import sys; print('worker', sys.argv[1:])")
+    server = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {})
+    # A worker that Ray starts meanwhile, and one that it starts afterwards.
+    command = [sys.executable, ray_worker.__file__, str(tmp_path / "worker.py"), "--language=PYTHON"]
+    command.append("--serialized-runtime-env-context={}")
+    for _ in range(2):
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert result.stdout == "worker []\n", result.stderr
+        assert "Ray starts this worker by itself" in result.stderr
+        assert server.wait(timeout=300) == 0
+    assert not serves()
+    said = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("fork server:")]
+    assert len(said) == 1
+    assert UNFIT[preload] in said[0]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("preload", ["import torch.cuda; answer = 42", f"{LOADS_DRIVER}; answer = 42"])
+def test_a_server_that_could_have_called_cuda_serves(preload: str, folder: Path, driver: None, tmp_path: Path) -> None:
+    """torch is there, and NVIDIA's driver; nothing has called it."""
+    (tmp_path / "slow.py").write_text(preload)
+    server = fork_server.start_server(str(folder), str(tmp_path / "log"), "slow", {"OMP_NUM_THREADS": "1"})
+    try:
+        assert serves()
+        assert run(tmp_path / "report.py", "0")[1]["answer"] == 42
+    finally:
+        server.kill()
+        server.wait()
+    assert "ready" in (tmp_path / "log").read_text()
+    assert "threads: python; NVIDIA devices open: none" in (tmp_path / "log").read_text()
+
+
+PRETENDED = """
+    import os, sys, traceback
+    import torch
+    from gtpo_verl.verl_plugin.cpu import vllm_distribution
+
+    def note(name, value):
+        def call(*args, **kwargs):
+            called[name] = "".join(traceback.format_stack())
+            return value
+        return call
+
+    called = {}
+    values = {"device_count": 1, "get_device_capability": (9, 0), "get_device_name": "a GPU", "current_device": 0}
+    for name in ("get_device_properties", "mem_get_info", "is_bf16_supported", "_lazy_init"):
+        values[name] = None
+    for name, value in values.items():
+        setattr(torch.cuda, name, note(name, value))
+    for name in ("current_accelerator", "device_count", "is_available", "current_device_index"):
+        setattr(torch.accelerator, name, note(f"accelerator.{name}", None))
+    torch.cuda.is_available = lambda: True
+    vllm_distribution.install()  # vLLM's build for CPUs
+    {then}
+    from gtpo_verl.verl_plugin.fork_server import preload
+    print("imported", "vllm.v1.worker.gpu_worker" in sys.modules)
+    print("called", called)
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "called"), [("pass", []), ("import verl.trainer.constants_ppo", ["get_device_capability"])]
+)
+def test_no_import_initialises_cuda(then: str, called: list[str]) -> None:
+    """Where torch says that there is a GPU, nothing that is imported asks CUDA about it; verl's constants would."""
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    command = [sys.executable, "-c", textwrap.dedent(PRETENDED).replace("{then}", then)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert "imported True" in done.stdout, done.stderr
+    calls = ast.literal_eval(done.stdout.rpartition("called ")[2])
+    assert list(calls) == called, calls
+
+
+ON_GPU = """
+    import json, os, sys
+    import torch
+
+    here = torch.cuda.is_initialized()
+    ones = torch.ones(1000, device="cuda")
+    json.dump({
+        "initialised": here, "sum": (ones @ ones).item(), "parent": os.getppid(),
+        "imported": "vllm.v1.worker.gpu_worker" in sys.modules and "verl.workers.engine_workers" in sys.modules,
+    }, sys.stdout)
+    sys.stdout.flush()
+    sys.stdin.read(), open(os.environ["DONE"], "w").close()
+    while not os.path.exists(os.environ["OTHER"]):  # both compute before either ends
+        pass
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_forks_compute_on_a_gpu(folder: Path, tmp_path: Path) -> None:
+    """Of all that a run imports, two at the same time."""
+    (tmp_path / "compute.py").write_text(textwrap.dedent(ON_GPU))
+    log = tmp_path / "log"
+    module = f"{fork_server.__name__}.preload"
+    server = fork_server.start_server(str(folder), str(log), module, {"OMP_NUM_THREADS": "1", **fork_server._QUIET})
+    try:
+        with ThreadPoolExecutor() as pool:
+            names = [str(tmp_path / "one"), str(tmp_path / "other")]
+            both = [
+                pool.submit(run, tmp_path / "compute.py", DONE=done, OTHER=other)
+                for done, other in (names, reversed(names))
+            ]
+            for code, report, errors in [each.result() for each in both]:
+                assert code == 0, errors + log.read_text()
+                assert report == {"initialised": False, "sum": 1000.0, "parent": server.pid, "imported": True}
+    finally:
+        server.kill()
+        server.wait()
+    print(log.read_text().splitlines()[-1])
+    assert "threads: python; NVIDIA devices open: none" in log.read_text()
+
+
+def test_which_runs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that start a Ray of their own, and are not told otherwise."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no cluster of this machine's
+
+    def forked(*overrides: str) -> bool:
+        return fork_server.can_fork(compose_config(list(overrides)))
+
+    assert forked("scale=cpu")
+    assert forked("model=smollm2", "scale=smollm2_1gpu")
+    assert forked("scale=gpu")
+    assert not forked("scale=gpu", "gtpo_verl.fork_server=false")
+    assert not forked("scale=gpu", "+ray_kwargs.ray_init.address=10.0.0.1:6379")
+    assert not forked("scale=cpu_cluster")
+    assert not forked(
+        "scale=gpu", "actor_rollout_ref.rollout.full_determinism=true"
+    )  # hashes are Python's from its start
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert not forked("scale=gpu")
+    assert forked("scale=gpu", "+ray_kwargs.ray_init.address=local")
+    (tmp_path / "ray" / "ray_current_cluster").unlink()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert not forked("scale=gpu")
+    assert forked("scale=cpu")  # whatever else runs on the machine
 
 
 # ---- multiprocessing, as vLLM uses it ----
@@ -195,6 +390,39 @@ def test_processes_of_multiprocessing_can_be_ended(context: multiprocessing.cont
     assert process.exitcode == -signal.SIGTERM
 
 
+LOOK = """
+    import subprocess, sys
+    from gtpo_verl.verl_plugin.cpu import vllm_distribution
+    vllm_distribution.install()  # vLLM's build for CPUs, without our platform
+    from gtpo_verl.verl_plugin.fork_server import vllm
+    vllm.install()
+    from vllm.model_executor.models.registry import _LazyRegisteredModel
+
+    def start(command, *args, **kwargs):
+        raise OSError(f"started {command[1:]}")
+
+    subprocess.run = start
+    for model in ("qwen2.Qwen2ForCausalLM", "llama.LlamaForCausalLM"):
+        module, _, name = f"vllm.model_executor.models.{model}".rpartition(".")
+        if "qwen2" in module:
+            __import__(module)
+        try:
+            print(name, _LazyRegisteredModel(module, name).inspect_model_cls().is_text_generation_model)
+        except OSError as error:
+            print(name, error)
+"""
+
+
+def test_vllm_looks_at_an_imported_model_itself(tmp_path: Path) -> None:
+    """And starts a Python to look at any other."""
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    environment["VLLM_CACHE_ROOT"] = str(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(LOOK)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert "Qwen2ForCausalLM True" in done.stdout, done.stderr
+    assert "LlamaForCausalLM started ['-m', 'vllm.model_executor.models.registry']" in done.stdout
+
+
 # ---- Ray ----
 
 
@@ -226,8 +454,8 @@ def test_a_worker_gets_its_environment(server: subprocess.Popen, tmp_path: Path)
 
 RAY = """
     import os, sys
-    from gtpo_verl.verl_plugin.cpu import fork_server
-    from gtpo_verl.verl_plugin.cpu.fork_server import ray_worker
+    from gtpo_verl.verl_plugin import fork_server
+    from gtpo_verl.verl_plugin.fork_server import ray_worker
 
     server = None
     if sys.argv[2] == "forks":
@@ -267,7 +495,7 @@ RAY = """
 
 DRAW = """
     import json, os, threading
-    from gtpo_verl.verl_plugin.cpu.fork_server import preload
+    from gtpo_verl.verl_plugin.fork_server import preload
     import numpy, random, ray, ray.actor, uuid
     from ray._raylet import ObjectRef, UniqueID
 

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from gtpo_verl.verl_plugin.cpu.fork_server.client import NUMBER, fork
+from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork
 
 _CONTEXT = "--serialized-runtime-env-context="
 _LANGUAGE = "--language="
