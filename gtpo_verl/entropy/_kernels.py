@@ -142,7 +142,7 @@ def _widen(x, FAST: tl.constexpr):
 
 @triton.jit
 def _round(x, FAST: tl.constexpr):
-    """(winners, losers) of x [lanes, n], n >= 4, each [lanes, n / 2]: the columns of the one half against the other's."""
+    """(winners, losers), each [lanes, n / 2]: the columns of one half of x [lanes, n >= 4] against the other's."""
     a, b = tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
     return _larger(a, b, FAST), _smaller(a, b, FAST)
 
