@@ -224,8 +224,8 @@ def _row_statistics(
         x = tl.load(_block(body, start, column, stride_v, UNIT))
         m, others, u = _absorb(x, m, others, u, c, FAST)
     if whole < vectors:  # one mask for all of a lane's columns, which a lane then still reads at once
-        at = _block(body, whole * WIDTH, column, stride_v, UNIT)
-        x = tl.load(at, mask=whole + lane < vectors, other=float("-inf"))
+        rest = _block(body, whole * WIDTH, column, stride_v, UNIT)
+        x = tl.load(rest, mask=whole + lane < vectors, other=float("-inf"))
         m, others, u = _absorb(x, m, others, u, c, FAST)
 
     high = tl.max(m, 0)
