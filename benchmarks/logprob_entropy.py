@@ -1,12 +1,13 @@
 """Times, bytes, peak memory and errors of token log-probabilities and entropies: ours beside what else there is.
 
-    python benchmarks/logprob_entropy.py --csv out.csv                  # all sections, one H100 or H200
-    python benchmarks/logprob_entropy.py --sections cpu --csv out.csv   # on a machine without a GPU
+    python benchmarks/logprob_entropy.py --csv out.csv                       # all sections, one H100 or H200
+    python benchmarks/logprob_entropy.py --sections odd liger --csv out.csv  # vocabularies of any size; Liger's shape
+    python benchmarks/logprob_entropy.py --sections cpu --csv out.csv        # on a machine without a GPU
 
-Every method is checked against float64 on sampled rows in the run that times it. A method whose package is missing is
-named and left out; only PyTorch and Triton are needed. Compared when importable: verl (its functions and its Triton
-linear_cross_entropy), liger_kernel (its Hopper kernel also needs nvidia-cutlass-dsl), flash_attn (its Triton
-cross-entropy).
+Every method is checked against float64 on sampled rows in the run that times it; the CSV is written row by row. A
+method whose package is missing is named and left out; only PyTorch and Triton are needed. Compared when importable:
+verl (its functions and its Triton linear_cross_entropy), liger_kernel (its Hopper kernel also needs
+nvidia-cutlass-dsl), flash_attn (its Triton cross-entropy).
 """
 
 import argparse
@@ -53,6 +54,7 @@ class Table:
         row = {"section": problem.name, "shape": problem.shape, "method": method, **columns}
         print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
         self.rows.append(row)
+        self.write()
 
     def write(self) -> None:
         if not self.path or not self.rows:
@@ -71,6 +73,14 @@ class Table:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows({**row, **about} for row in self.rows)
+
+    def summary(self) -> None:
+        """What was measured, in few columns, last."""
+        print(f"\n{self.card}")
+        for row in self.rows:
+            numbers = {key: row[key] for key in ("ms", "rate", "ratio", "extra_gib") if key in row}
+            text = "  ".join(f"{key} {value:.4g}" for key, value in numbers.items())
+            print(f"{row['section']:30s} {row['shape']:32s} {row['method']}: {text} {row.get('note', '')}")
 
 
 def milliseconds(run: Callable[[], object], budget: float = 0.4) -> float:
@@ -99,7 +109,14 @@ def longest_kernel(run: Callable[[], object]) -> str:
     return max(profiled.key_averages(), key=lambda event: event.self_device_time_total).key[:120]
 
 
-def measure(table: Table, problem: Problem, method: str, run: Callable[[], Result], budget: float = 0.4) -> float:
+def measure(
+    table: Table,
+    problem: Problem,
+    method: str,
+    run: Callable[[], Result],
+    budget: float = 0.4,
+    error_of: Callable[[], float] | None = None,
+) -> float:
     """Adds a row for one method; nan where it failed, with the reason in the row."""
     on_gpu = torch.cuda.is_available()
     extra = float("nan")
@@ -115,7 +132,7 @@ def measure(table: Table, problem: Problem, method: str, run: Callable[[], Resul
         if on_gpu:
             torch.cuda.synchronize()
             extra = (torch.cuda.max_memory_allocated() - before) / GIB
-        columns: dict[str, object] = {}
+        columns: dict[str, object] = {} if error_of is None else {"gradient_error": error_of()}
         if log_prob is not None:
             error = (log_prob.detach()[problem.sample].double() - problem.log_prob).abs()
             columns["log_prob_error"] = error.max().item()
@@ -145,8 +162,8 @@ def against(table: Table, problem: Problem, ways: dict[str, Callable[[], Any]], 
 
     A card that draws its full power lowers its clock, so that of two matmuls the one that runs later looks slower.
     """
-    first, *others = ways
-    for method in others:
+    for method in list(ways)[1:]:
+        first = next(iter(ways))
         times: dict[str, list[float]] = {first: [], method: []}
         for turn in range(rounds + 2):
             for name, taken in times.items():
@@ -159,6 +176,11 @@ def against(table: Table, problem: Problem, ways: dict[str, Callable[[], Any]], 
                     taken.append(start.elapsed_time(end))
         base, ms = (statistics.median(taken) for taken in times.values())
         table.add(problem, f"{method}, taking turns with: {first}", ms=ms, base_ms=base, ratio=ms / base)
+
+
+def beginning_with(first: str, ways: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """Ours in turn with ``first``; nothing where that did not run."""
+    return {name: ways[name] for name in (first, *ways) if name == first or "ours" in name} if first in ways else {}
 
 
 def truth(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,7 +256,9 @@ def flash_cross_entropy():
     return cross_entropy_loss
 
 
-def logits_forward(table: Table, tokens: int, vocabulary: int, dtype: torch.dtype, device: str) -> None:
+def logits_forward(
+    table: Table, tokens: int, vocabulary: int, dtype: torch.dtype, device: str, others: bool = True
+) -> None:
     logits, labels = policy_logits(tokens, vocabulary, dtype, device)
     problem = logits_problem("logits, forward", logits, labels)
     if device == "cuda":
@@ -244,6 +268,8 @@ def logits_forward(table: Table, tokens: int, vocabulary: int, dtype: torch.dtyp
         del copy
     with torch.no_grad():
         measure(table, problem, "ours: log-probability and entropy", lambda: logprob_entropy(logits, labels))
+        if not others:
+            return
         verl = optional(table, problem, "verl entropy, eager", verl_functions)
         if verl:
             measure(table, problem, "verl entropy, eager", lambda: (None, verl.entropy_from_logits(logits)))
@@ -272,7 +298,9 @@ def logits_forward(table: Table, tokens: int, vocabulary: int, dtype: torch.dtyp
                 measure(table, problem, "flash-attn cross-entropy", lambda: (-flash(logits, labels)[0], None))
 
 
-def logits_backward(table: Table, tokens: int, vocabulary: int, dtype: torch.dtype, device: str) -> None:
+def logits_backward(
+    table: Table, tokens: int, vocabulary: int, dtype: torch.dtype, device: str, others: bool = True
+) -> None:
     """Forward and backward of the log-probability; the update."""
     source, labels = policy_logits(tokens, vocabulary, dtype, device)
     source.requires_grad_()
@@ -301,9 +329,16 @@ def logits_backward(table: Table, tokens: int, vocabulary: int, dtype: torch.dty
         wanted = torch.autograd.grad(value, exact, grad[rows].double())[0]
         return ((ours - wanted).norm() / wanted.norm()).item()
 
-    print(f"  ours: relative error of the gradient {gradient_error(lambda x, rows: logprob(x, labels[rows])):.2e}")
-    measure(table, problem, "ours, in place", run(lambda x: logprob(x, labels)))
-    measure(table, problem, "ours, new tensor", run(lambda x: logprob(x, labels, inplace_backward=False)))
+    def ours(inplace: bool) -> None:
+        of = functools.partial(logprob, inplace_backward=inplace)
+        error = functools.partial(gradient_error, lambda x, rows: of(x, labels[rows]))
+        method = "ours, in place" if inplace else "ours, new tensor"
+        measure(table, problem, method, run(lambda x: of(x, labels)), error_of=error)
+
+    ours(inplace=True)
+    ours(inplace=False)
+    if not others:
+        return
     measure(table, problem, "log-softmax in fp32", run(lambda x: log_softmax_fp32(x, labels)))
     verl = optional(table, problem, "verl log-probability, rows", verl_functions)
     if verl:
@@ -316,7 +351,10 @@ def logits_backward(table: Table, tokens: int, vocabulary: int, dtype: torch.dty
             measure(table, problem, "flash-attn cross-entropy, in place", in_place)
 
 
-def hidden(table: Table, tokens: int, width: int, vocabulary: int, device: str) -> None:
+LIGER = "Liger fused linear scaled cross-entropy"
+
+
+def hidden(table: Table, tokens: int, width: int, vocabulary: int, device: str, turns_with_liger: bool = False) -> None:
     """From hidden states: the LM head's matmul included."""
     torch.manual_seed(0)
     dtype = torch.bfloat16
@@ -355,7 +393,7 @@ def hidden(table: Table, tokens: int, width: int, vocabulary: int, device: str) 
         return -loss, entropy
 
     verl = optional(table, problem, "verl linear_cross_entropy", load_verl)
-    liger = optional(table, problem, "Liger fused linear scaled cross-entropy", load_liger)
+    liger = optional(table, problem, LIGER, load_liger)
     ways: dict[str, Callable[[], Any]] = {
         "matmul alone, 2048 tokens a chunk": bare(2048, dtype),
         "matmul alone, 1024 tokens a chunk": bare(1024, dtype),
@@ -366,11 +404,13 @@ def hidden(table: Table, tokens: int, width: int, vocabulary: int, device: str) 
     if verl:
         ways["verl linear_cross_entropy"] = lambda: verl(states, weight, labels, 1.0, "none")
     if liger:
-        ways["Liger fused linear scaled cross-entropy"] = lambda: liger_outputs(liger, states, weight)
+        ways[LIGER] = lambda: liger_outputs(liger, states, weight)
     with torch.no_grad():
         ran = {method: run for method, run in ways.items() if measure(table, problem, method, run) > 0}
         if device == "cuda":
             against(table, problem, ran, rounds=12)
+            if turns_with_liger:
+                against(table, problem, beginning_with(LIGER, ran), rounds=12)
 
     states.requires_grad_(), weight.requires_grad_()
     problem = Problem(
@@ -404,15 +444,16 @@ def hidden(table: Table, tokens: int, width: int, vocabulary: int, device: str) 
     if verl:
         ways["verl linear_cross_entropy"] = lambda: verl(states, weight, labels, 1.0, "none")[0]
     if liger:
-        ways["Liger fused linear scaled cross-entropy"] = lambda: liger_outputs(liger, states, weight)[0]
+        ways[LIGER] = lambda: liger_outputs(liger, states, weight)[0]
     ran = {}
     for method, log_prob_of in ways.items():
         run = both(log_prob_of)
-        if measure(table, problem, method, run) > 0:
+        if measure(table, problem, method, run, error_of=functools.partial(gradient_error, log_prob_of)) > 0:
             ran[method] = run
-            print(f"  {method}: relative error of the hidden states' gradient {gradient_error(log_prob_of):.2e}")
     if device == "cuda":
         against(table, problem, ran, rounds=4)
+        if turns_with_liger:
+            against(table, problem, beginning_with(LIGER, ran), rounds=8)
 
 
 def cpu(table: Table) -> None:
@@ -434,27 +475,38 @@ def verl_log_prob_pass(verl: Any, logits: torch.Tensor, labels: torch.Tensor) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", nargs="+", choices=["logits", "hidden", "cpu"], default=["logits", "hidden"])
+    sections = ["logits", "odd", "hidden", "liger"]
+    parser.add_argument("--sections", nargs="+", choices=[*sections, "cpu"], default=sections)
     parser.add_argument("--csv", help="where to write the table")
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and arguments.sections != ["cpu"]:
-        parser.error("sections logits and hidden need a CUDA device; use --sections cpu")
+        parser.error("every section but cpu needs a CUDA device; use --sections cpu")
     table = Table(arguments.csv)
     print(f"{table.card}, torch {torch.__version__}, {datetime.date.today()}")
     try:
         if "logits" in arguments.sections:
-            for tokens, vocabulary in ((8192, 152064), (8192, 49152), (8192, 50257)):
+            for tokens, vocabulary in ((8192, 152064), (8192, 49152)):
                 logits_forward(table, tokens, vocabulary, torch.bfloat16, "cuda")
                 logits_backward(table, tokens, vocabulary, torch.bfloat16, "cuda")
             logits_forward(table, 4096, 152064, torch.float32, "cuda")
+        if "odd" in arguments.sections:  # rows that start anywhere; the even vocabulary beside them
+            for tokens, vocabulary, dtype in (
+                (8192, 50257, torch.bfloat16),
+                (8192, 50304, torch.bfloat16),
+                (8192, 151657, torch.bfloat16),
+                (4096, 50257, torch.float32),
+            ):
+                logits_forward(table, tokens, vocabulary, dtype, "cuda", others=False)
+                logits_backward(table, tokens, vocabulary, dtype, "cuda", others=False)
         if "hidden" in arguments.sections:
             hidden(table, 22528, 5120, 152064, "cuda")
-            hidden(table, 8192, 4096, 131072, "cuda")  # the shape that Liger publishes figures for
             hidden(table, 32768, 576, 49152, "cuda")
+        if "liger" in arguments.sections:  # the shape that Liger publishes figures for
+            hidden(table, 8192, 4096, 131072, "cuda", turns_with_liger=True)
         if "cpu" in arguments.sections:
             cpu(table)
     finally:
-        table.write()
+        table.summary()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # Lowest exponent (base 2) that is evaluated: 2^-1000 is 0 in fp32, and 0 * -1000 is 0 where 0 * -inf is NaN.
 FLOOR = tl.constexpr(-1000.0)
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 # Triton compiles a kernel anew for an integer that is 1 or divisible by 16, and for every pointer that starts on 16
@@ -84,6 +85,15 @@ def _offset(column, stride_v, UNIT: tl.constexpr):
 
 
 @triton.jit
+def _block(row, start, column, stride_v, UNIT: tl.constexpr):
+    # The scalar first: what a thread adds to it is the same for every block of a row.
+    if UNIT:
+        return row + start + column
+    else:
+        return row + _offset(start + column, stride_v, UNIT)
+
+
+@triton.jit
 def _drop(x, high, c, FAST: tl.constexpr):
     """(e, d): d = (x - high) c, never below FLOOR, and e = 2^d. A NaN stays a NaN."""
     d = tl.maximum((x - high) * c, FLOOR, propagate_nan=tl.PropagateNan.ALL)
@@ -91,19 +101,84 @@ def _drop(x, high, c, FAST: tl.constexpr):
 
 
 @triton.jit
+def _larger(a, b, FAST: tl.constexpr):
+    # Two 16-bit values share a register, and one instruction takes both pairs; Triton itself compares them one by one.
+    if FAST and a.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    elif FAST and a.dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "max.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a, b, FAST: tl.constexpr):
+    if FAST and a.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "min.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    elif FAST and a.dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "min.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _widen(x, FAST: tl.constexpr):
+    # The same here: an instruction a value, where Triton's own conversion takes the upper half of a register out first.
+    if FAST and x.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=f,=f,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        )
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def _round(x, FAST: tl.constexpr):
+    """(winners, losers), each [lanes, n / 2]: the columns of one half of x [lanes, n >= 4] against the other's."""
+    a, b = tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+    return _larger(a, b, FAST), _smaller(a, b, FAST)
+
+
+@triton.jit
+def _add(x, high, c, others, u, FAST: tl.constexpr):
+    """Adds the columns x [lanes, n] to (others, u)."""
+    e, d = _drop(_widen(x, FAST), high[:, None], c, FAST)
+    return others + tl.sum(e, 1), u + tl.sum(e * d, 1)
+
+
+@triton.jit
 def _absorb(x, m, others, u, c, FAST: tl.constexpr):
-    """Adds the columns x [lanes, width] to each lane's (m, others, u) [lanes]."""
-    new = tl.maximum(m, tl.max(x, 1), propagate_nan=tl.PropagateNan.ALL)
+    """Adds the columns x [lanes, 4 or 8] to each lane's (m, others, u) [lanes].
+
+    A tournament: every column but one loses a match, the last one against m, and what has lost is added. So exactly one
+    occurrence of the maximum is left out of others, without a comparison of each column with the maximum.
+    """
+    winners, losers = _round(x, FAST)
+    if x.shape[1] == 8:
+        winners, few = _round(winners, FAST)
+    a, b = tl.split(_widen(winners, FAST))
+    best, second = _larger(a, b, FAST), _smaller(a, b, FAST)
+    new, last = _larger(m, best, FAST), _smaller(m, best, FAST)
     # A lane that has seen only -inf has no maximum to subtract (-inf - -inf is NaN).
-    high = tl.where(new == float("-inf"), 0.0, new)
-    f, df = _drop(m, high, c, FAST)
-    e, d = _drop(x, high[:, None], c, FAST)
-    below = tl.sum(tl.where(d >= 0.0, 0.0, e), 1)
-    # e is exactly 1 at the maximum, so this difference is the number of its occurrences up to rounding.
-    ties = tl.floor(tl.sum(e, 1) - below + 0.5)
-    fresh = tl.where(new > m, 1.0, 0.0)  # the maximum is among x: one of its ties becomes the implied 1
-    u = f * (u + df * (others + 1.0)) + tl.sum(e * d, 1)
-    others = f * (others + fresh) + (below + (ties - fresh))
+    high = tl.maximum(new, LOWEST, propagate_nan=tl.PropagateNan.ALL)
+    e, d = _drop(last, high, c, FAST)
+    stays = m == new
+    f = tl.where(stays, 1.0, e)
+    u = f * (u + tl.where(stays, 0.0, d) * others) + e * d
+    others = f * others + e
+    e, d = _drop(second, high, c, FAST)
+    others, u = others + e, u + e * d
+    if x.shape[1] == 8:
+        others, u = _add(few, high, c, others, u, FAST)
+    others, u = _add(losers, high, c, others, u, FAST)
     return new, others, u
 
 
@@ -137,22 +212,21 @@ def _row_statistics(
     lane = tl.arange(0, LANES)[:, None]
     column = lane * WIDTH + tl.arange(0, WIDTH)[None, :]
     m = tl.full((LANES,), float("-inf"), tl.float32)
+    vectors = (V - head) // WIDTH
+    if EDGES:  # fewer than WIDTH columns at either end: one a lane, to begin with
+        one = tl.arange(0, LANES)
+        at = tl.where(one < head, one, one + vectors * WIDTH)
+        m = tl.load(row + _offset(at, stride_v, UNIT), mask=at < V, other=float("-inf")).to(tl.float32)
     others = tl.zeros((LANES,), tl.float32)
     u = tl.zeros((LANES,), tl.float32)
-    vectors = (V - head) // WIDTH
     whole = vectors - vectors % LANES  # masks cost instructions: only the last block has one
     for start in range(0, whole * WIDTH, LANES * WIDTH):
-        x = tl.load(body + _offset(start + column, stride_v, UNIT))
-        m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
+        x = tl.load(_block(body, start, column, stride_v, UNIT))
+        m, others, u = _absorb(x, m, others, u, c, FAST)
     if whole < vectors:  # one mask for all of a lane's columns, which a lane then still reads at once
-        x = tl.load(
-            body + _offset(whole * WIDTH + column, stride_v, UNIT), mask=whole + lane < vectors, other=float("-inf")
-        )
-        m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
-    if EDGES:  # fewer than WIDTH columns at either end, one a lane
-        at = tl.where(lane < head, lane, lane + vectors * WIDTH)
-        x = tl.load(row + _offset(at, stride_v, UNIT), mask=at < V, other=float("-inf"))
-        m, others, u = _absorb(x.to(tl.float32), m, others, u, c, FAST)
+        rest = _block(body, whole * WIDTH, column, stride_v, UNIT)
+        x = tl.load(rest, mask=whole + lane < vectors, other=float("-inf"))
+        m, others, u = _absorb(x, m, others, u, c, FAST)
 
     high = tl.max(m, 0)
     f, d = _drop(m, tl.where(high == float("-inf"), 0.0, high), c, FAST)
@@ -271,37 +345,40 @@ def _gradient_kernel(
         body = tl.multiple_of(body, WIDTH * (x_ptr.dtype.element_ty.primitive_bitwidth // 8))
         out_body = tl.multiple_of(out_body, WIDTH * (out_ptr.dtype.element_ty.primitive_bitwidth // 8))
     vectors = (V - head) // WIDTH
-    at_edge = tl.where(lane < head, lane, lane + vectors * WIDTH)
+    at_edge = tl.arange(0, 16)  # fewer than WIDTH, at most 8, columns at either end
+    at_edge = tl.where(at_edge < head, at_edge, at_edge + vectors * WIDTH)
     g = tl.load(grad_log_prob_ptr + r)
     if g == 0.0:  # a prompt or padding token: nothing to read
         for start in range(0, vectors, LANES):
-            to = _offset(start * WIDTH + column, out_stride_v, UNIT)
+            to = _block(out_body, start * WIDTH, column, out_stride_v, UNIT)
             zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
-            tl.store(out_body + to, zeros, mask=start + lane < vectors)
+            tl.store(to, zeros, mask=start + lane < vectors)
         if EDGES:
-            to = _offset(at_edge, out_stride_v, UNIT)
-            tl.store(out + to, tl.zeros((LANES, 1), out_ptr.dtype.element_ty), mask=at_edge < V)
+            to = out + _offset(at_edge, out_stride_v, UNIT)
+            tl.store(to, tl.zeros((16,), out_ptr.dtype.element_ty), mask=at_edge < V)
     else:
+        if EDGES:  # asked for first and used last: a row need not wait for it
+            edge = tl.load(row + _offset(at_edge, stride_v, UNIT), mask=at_edge < V, other=float("-inf"))
         inv_t = _inverse_temperature(temperature_ptr, inverse_temperature, r, PER_ROW)
         high = tl.load(max_ptr + r)
         log2_sum = _log1p(tl.load(others_ptr + r)) * LOG2E
         label = tl.load(label_ptr + r).to(tl.int64) - first_label
+        label = tl.where((label >= 0) & (label < V), label, -1).to(tl.int32)
         at_label = _one_minus_exp(tl.load(log_prob_ptr + r)) * (g * inv_t)
         scale = -g * inv_t
         c = inv_t * LOG2E
         for start in range(0, vectors, LANES):
-            at = start * WIDTH + column
             inside = start + lane < vectors
-            x = tl.load(body + _offset(at, stride_v, UNIT), mask=inside, other=float("-inf")).to(tl.float32)
-            p = _exp2((x - high) * c - log2_sum, FAST)
-            grad = tl.where(head + at == label, at_label, p * scale)
-            tl.store(out_body + _offset(at, out_stride_v, UNIT), grad.to(out_ptr.dtype.element_ty), mask=inside)
+            x = tl.load(_block(body, start * WIDTH, column, stride_v, UNIT), mask=inside, other=float("-inf"))
+            p = _exp2((_widen(x, FAST) - high) * c - log2_sum, FAST)
+            grad = tl.where(column == label - head - start * WIDTH, at_label, p * scale)
+            to = _block(out_body, start * WIDTH, column, out_stride_v, UNIT)
+            tl.store(to, grad.to(out_ptr.dtype.element_ty), mask=inside)
         if EDGES:
-            inside = at_edge < V
-            x = tl.load(row + _offset(at_edge, stride_v, UNIT), mask=inside, other=float("-inf")).to(tl.float32)
-            p = _exp2((x - high) * c - log2_sum, FAST)
+            p = _exp2((edge.to(tl.float32) - high) * c - log2_sum, FAST)
             grad = tl.where(at_edge == label, at_label, p * scale)
-            tl.store(out + _offset(at_edge, out_stride_v, UNIT), grad.to(out_ptr.dtype.element_ty), mask=inside)
+            to = out + _offset(at_edge, out_stride_v, UNIT)
+            tl.store(to, grad.to(out_ptr.dtype.element_ty), mask=at_edge < V)
 
 
 def _rows(logits: torch.Tensor) -> tuple[torch.Tensor, int, int, int, int]:

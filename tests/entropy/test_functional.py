@@ -145,13 +145,19 @@ def test_a_common_shift_changes_nothing(device, shift):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("level", [-200.0, -30000.0])
-def test_logits_far_below_zero(device, dtype, level, policy_logits, exact, assert_close_to_exact):
-    """A maximum that starts at 0 (verl's Triton kernel: verl-project/verl#7439) loses such rows."""
-    logits, labels = policy_logits(4, 700, dtype=torch.float32, device=device)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("level", [-30000.0, -10000.0, -200.0, 10000.0])
+@pytest.mark.parametrize("masked", [False, True])
+def test_logits_far_from_zero(device, dtype, level, masked, policy_logits, exact, assert_close_to_exact):
+    """A maximum that starts at 0 (verl's Triton kernel: verl-project/verl#7439) loses rows far below it."""
+    logits, labels = policy_logits(4, 701, dtype=torch.float32, device=device)
     logits = (logits + level).to(dtype)
-    assert (logits < -100).all()
+    if masked:  # all but the label's neighbourhood, and at both ends of a row
+        column = torch.arange(701, device=device)
+        logits[(column - labels[:, None]).abs() % 50 > 5] = -inf
+        logits[0], labels[0] = -inf, 700
+        logits[0, 700] = level
+    assert (logits.abs()[logits.isfinite()] > 100).all()
     assert_close_to_exact(*logprob_entropy(logits, labels), exact(logits, labels))
     grad = torch.randn(4, device=device)
     leaf = logits.clone().requires_grad_()
@@ -159,6 +165,14 @@ def test_logits_far_below_zero(device, dtype, level, policy_logits, exact, asser
     tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}[dtype]
     wanted = exact_gradient(logits, labels, 1.0, grad)
     torch.testing.assert_close(leaf.grad.double(), wanted, rtol=tolerance, atol=1e-7)
+
+
+@pytest.mark.parametrize("level", [-10000.0, 10000.0])
+def test_float64_logits_far_from_zero(level):
+    near = torch.randn(3, 50, dtype=torch.float64)
+    labels = torch.tensor([1, 2, 3])
+    for a, b in zip(logprob_entropy(near + level, labels), logprob_entropy(near, labels), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -353,9 +367,9 @@ def test_a_token_without_gradient_gets_zeros_even_where_its_logits_are_nan(devic
 def test_rows_that_start_anywhere_in_memory(
     device, dtype, vocabulary, stride, first, policy_logits, exact, assert_close_to_exact
 ):
-    """Wide accesses start somewhere inside such a row. What lies around the rows stays as it was."""
+    """Wide accesses start somewhere inside such a row. What lies around it changes nothing, and stays as it was."""
     source, labels = policy_logits(3, vocabulary, dtype=dtype, device=device)
-    memory = torch.full((first + 3 * stride + 9,), 7.0, dtype=dtype, device=device)
+    memory = torch.full((first + 3 * stride + 9,), nan, dtype=dtype, device=device)
     logits = memory.as_strided((3, vocabulary), (stride, 1), first)
     logits.copy_(source)
     outside = torch.ones_like(memory, dtype=torch.bool)
@@ -371,7 +385,7 @@ def test_rows_that_start_anywhere_in_memory(
     for out in (elsewhere, logits):
         backend(logits).gradient(logits, labels, 0.7, high, others, log_prob, grad, out)
         torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=1e-7)
-    assert (memory[outside] == 7.0).all()
+    assert memory[outside].isnan().all()
 
 
 def run_backward(logits, labels):

@@ -32,26 +32,48 @@ def test_fp32_logits_match_float64_on_the_same_inputs(device, dtype, chunk_token
     assert log_prob.shape == labels.shape
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("logits_dtype", [None, "hidden"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("level", [-10240.0, -512.0, 10240.0])
 @pytest.mark.parametrize("columns", [256, 1 << 20])
-def test_logits_far_below_zero(device, dtype, logits_dtype, columns, monkeypatch, exact):
+def test_logits_far_from_zero(device, dtype, level, columns, monkeypatch, exact):
     """In one part of the vocabulary and in several; the gradients too."""
     monkeypatch.setattr(module, "PART_ELEMENTS", columns * 48)
+    monkeypatch.setattr(module, "BUFFER_BYTES", columns * 24)
     hidden, weight, labels, _ = make(device, dtype, vocabulary=700)
-    hidden[..., 0], weight[:, 0] = 16.0, -32.0
-    logits = hidden.double() @ weight.double().T
-    assert (logits < -400).all()
-    hidden.requires_grad_()
-    if logits_dtype is not None and dtype != torch.float32:  # the rounded logits are what is asked about
-        logits = logits.to(dtype).double()
+    hidden[..., 0], weight[:, 0] = 16.0, level / 16
+    logits = (hidden.double() @ weight.double().T).requires_grad_()
+    assert (logits.abs() > 400).all()
     truth = exact(logits, labels)
-    options = {"logits_dtype": dtype if logits_dtype else None}
-    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, **options)
-    tolerance = 1e-3 if logits_dtype is None or dtype == torch.float32 else 5.0
+    tolerance = 1e-6 * abs(level)  # of fp32 sums of that size
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels)
     torch.testing.assert_close(log_prob.double(), truth.log_prob, rtol=0, atol=tolerance)
     torch.testing.assert_close(entropy.double(), truth.entropy, rtol=0, atol=tolerance)
-    linear_logprob(hidden, weight, labels, **options).sum().backward()
+
+    torch.log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).sum().backward()
+    wanted = logits.grad @ weight.double(), logits.grad.flatten(0, -2).T @ hidden.double().flatten(0, -2)
+    hidden.requires_grad_(), weight.requires_grad_()
+    linear_logprob(hidden, weight, labels).sum().backward()
+    for ours, exactly in zip((hidden.grad, weight.grad), wanted, strict=True):
+        # Without the column that makes the level: the hidden states' gradient there is nothing but rounding.
+        ours, exactly = ours.double()[..., 1:], exactly[..., 1:]
+        assert (ours - exactly).norm() <= (tolerance + 1e-2) * exactly.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [256, 1 << 20])
+def test_half_logits_far_below_zero(device, dtype, columns, monkeypatch, exact):
+    monkeypatch.setattr(module, "BUFFER_BYTES", columns * 24)
+    hidden, weight, labels, _ = make(device, dtype, vocabulary=700)
+    hidden[..., 0], weight[:, 0] = 16.0, -32.0
+    logits = (hidden.double() @ weight.double().T).to(dtype)  # the rounded logits are what is asked about
+    assert (logits < -400).all()
+    truth = exact(logits, labels)
+    step = 4 if dtype == torch.bfloat16 else 0.5  # a logit that is rounded to its other neighbour
+    hidden.requires_grad_()
+    log_prob, entropy = linear_logprob_entropy(hidden, weight, labels, logits_dtype=dtype)
+    torch.testing.assert_close(log_prob.double(), truth.log_prob, rtol=0, atol=step)
+    torch.testing.assert_close(entropy.double(), truth.entropy, rtol=0, atol=step)
+    linear_logprob(hidden, weight, labels, logits_dtype=dtype).sum().backward()
     assert hidden.grad.isfinite().all()
     assert hidden.grad.any()
 
