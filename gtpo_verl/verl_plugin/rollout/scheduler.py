@@ -66,7 +66,7 @@ class SampledLogprobs:
         for kept in requests:
             if kept.row < 0:
                 kept.row = self._take_row()
-        rows = np.fromiter((kept.row for kept in requests), np.int64, len(requests))
+        rows = np.array([kept.row for kept in requests], np.int64)
         columns = self.lengths[rows]
         if len(columns) and columns.max() >= self.logprobs.shape[1]:
             self.logprobs, self.ranks = (np.pad(a, ((0, 0), (0, a.shape[1]))) for a in (self.logprobs, self.ranks))
@@ -131,15 +131,27 @@ class _WholeResponses:
         if together:
             model_runner_output.logprobs = None  # which vLLM would cut into arrays of one token
         by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        for outputs in by_client.values():
-            found = [(output, self._kept.get(output.request_id)) for output in outputs.outputs]
+        for outputs in by_client.values():  # of a thousand requests a step
+            found = outputs.outputs
+            kept = [self._kept.get(output.request_id) for output in found]
             if together and step is not None:
-                new = [(kept, rows[output.request_id]) for output, kept in found if kept and output.new_token_ids]
-                index = [row for _, row in new]
+                new = [n for n, output in enumerate(found) if output.new_token_ids]
+                index = [rows[found[n].request_id] for n in new]
+                # All are kept, as all that were scheduled are.
                 self._logprobs.append(
-                    [kept for kept, _ in new], step.logprobs[index, 0], step.sampled_token_ranks[index]
+                    [kept[n] for n in new],  # type: ignore[misc]
+                    step.logprobs[index, 0],
+                    step.sampled_token_ranks[index],
                 )
-            outputs.outputs = [output for output, kept in found if kept is None or self._leaves(output, kept)]
+            outputs.outputs = [
+                output
+                for output, one, rest in zip(found, kept, map(_rest, found), strict=True)
+                if one is None
+                or (
+                    (rest != _NOTHING or output.routed_experts is not None or not together)
+                    and self._leaves(output, one)
+                )
+            ]
         return by_client
 
     def _leaves(self, output: EngineCoreOutput, kept: Kept) -> bool:
@@ -151,7 +163,7 @@ class _WholeResponses:
         if output.prefill_stats is not None:
             kept.prefill = output.prefill_stats
             output.prefill_stats = None
-        if output.routed_experts is None and _rest(output) == _NOTHING:  # a thousand times a step
+        if output.routed_experts is None and _rest(output) == _NOTHING:
             return False
         self._fill(output, kept)
         if output.finish_reason is not None:
@@ -221,7 +233,7 @@ _rest = attrgetter(
     *(
         name
         for name in EngineCoreOutput.__struct_fields__
-        if name not in ("request_id", "new_token_ids", "new_logprobs", "prefill_stats", "routed_experts")
+        if name not in ("request_id", "new_token_ids", "new_logprobs", "routed_experts")
     )
 )
 _NOTHING = _rest(EngineCoreOutput(request_id="", new_token_ids=[]))
