@@ -73,7 +73,7 @@ def jagged(rows: list[torch.Tensor]) -> torch.Tensor:
 class Batch:
     """Random prompts and responses, rewards of 0 or 1, as verl's no-padding format has them."""
 
-    def __init__(self, prompts: int, vocabulary: int) -> None:
+    def __init__(self, prompts: int, vocabulary: int, response_tokens: tuple[int, int] = RESPONSE_TOKENS) -> None:
         generator = torch.Generator().manual_seed(7)
 
         def draw(low: int, high: int, count: int) -> list[int]:
@@ -83,7 +83,7 @@ class Batch:
             return [torch.randint(0, vocabulary, (length,), generator=generator) for length in lengths]
 
         self.prompts = [row for row in tokens(draw(*PROMPT_TOKENS, prompts)) for _ in range(GROUP_SIZE)]
-        self.responses = tokens(draw(*RESPONSE_TOKENS, prompts * GROUP_SIZE))
+        self.responses = tokens(draw(*response_tokens, prompts * GROUP_SIZE))
         self.lengths = torch.tensor([len(response) for response in self.responses])
         self.success = torch.rand(len(self.responses), generator=generator) < 0.4
         self.group = torch.arange(prompts).repeat_interleave(GROUP_SIZE)
@@ -200,8 +200,14 @@ def policy_loss(algorithm: str) -> Callable[..., Any]:
     return functools.partial(ppo_loss, config=config)
 
 
-def make_engine(path: str, ours: bool, options: argparse.Namespace) -> Any:
-    """verl's FSDP2 engine with its defaults: fp32 weights, bf16 compute, gradient checkpointing, remove-padding."""
+def make_engine(
+    path: str, ours: bool, options: argparse.Namespace, checkpointing: bool = True, reshard: bool = True
+) -> Any:
+    """verl's FSDP2 engine with its defaults: fp32 weights, bf16 compute, gradient checkpointing, remove-padding.
+
+    Args:
+        checkpointing, reshard: `model.enable_gradient_checkpointing` and `fsdp_config.reshard_after_forward`.
+    """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -218,8 +224,11 @@ def make_engine(path: str, ours: bool, options: argparse.Namespace) -> Any:
             load_tokenizer=False,
             override_config={"attn_implementation": options.attention},
             use_remove_padding=True,
+            enable_gradient_checkpointing=checkpointing,
         ),
-        engine_config=FSDPEngineConfig(strategy="fsdp2", use_torch_compile=not options.no_compile),
+        engine_config=FSDPEngineConfig(
+            strategy="fsdp2", use_torch_compile=not options.no_compile, reshard_after_forward=reshard
+        ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=1000, lr_warmup_steps=0),
         checkpoint_config=CheckpointConfig(),
     )

@@ -1,0 +1,148 @@
+"""What each setting of the rollouts gives, in vLLM's asynchronous engine alone: no Ray, no trainer.
+
+    python benchmarks/rollout_settings.py --model MODEL_FOLDER --csv out.csv
+
+A thousand requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
+them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
+before. Seconds are those from the first request to the last response; processor seconds are the server's own process,
+which is what waits in a training step. Engines that differ take turns, one at a time.
+"""
+
+import argparse
+import asyncio
+import csv
+import datetime
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+
+SCHEDULER = "gtpo_verl.verl_plugin.rollout.scheduler.scheduler"
+GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024]
+# Name; arguments of the engine; whether responses are read whole (and then whether without text).
+WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("as verl", {}, {}),
+    ("FINAL_ONLY", {}, {"output_kind": "FINAL_ONLY"}),
+    ("and no text", {}, {"output_kind": "FINAL_ONLY", "detokenize": False}),
+    ("and graphs up to 1,024", {"graphs": True}, {"output_kind": "FINAL_ONLY", "detokenize": False}),
+    ("and kept in the scheduler", {"graphs": True, "whole": True}, {"whole": True}),
+    ("without log-probabilities", {"graphs": True, "whole": True}, {"whole": True, "logprobs": None}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--csv", required=True)
+    parser.add_argument("--requests", type=int, default=1024)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[160, 2048])
+    parser.add_argument("--repeats", type=int, default=3, help="of requests shorter than 1,000 tokens; others: one")
+    parser.add_argument("--memory", type=float, default=0.5, help="gpu_memory_utilization")
+    options = parser.parse_args()
+    asyncio.run(measure(options))
+
+
+async def measure(options: argparse.Namespace) -> None:
+    engine, arguments = None, None
+    with open(options.csv, "w", newline="", encoding="utf-8") as file:
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        columns = ["way", "requests", "tokens", "seconds", "fastest", "slowest", "server_cpu_seconds", "repeats"]
+        table = csv.DictWriter(file, [*columns, "card", "date"])
+        table.writeheader()
+        for way, wanted, sampling in WAYS:
+            if engine is None or wanted != arguments:
+                if engine is not None:
+                    engine.shutdown()
+                engine, arguments = start(options, wanted), wanted
+                await rollout(engine, options, 32, sampling)
+            for tokens in options.tokens:
+                times = [
+                    await rollout(engine, options, tokens, sampling)
+                    for _ in range(options.repeats if tokens < 1000 else 1)
+                ]
+                seconds = [wall for wall, _ in times]
+                row = {
+                    "way": way,
+                    "requests": options.requests,
+                    "tokens": tokens,
+                    "seconds": round(statistics.median(seconds), 3),
+                    "fastest": round(min(seconds), 3),
+                    "slowest": round(max(seconds), 3),
+                    "server_cpu_seconds": round(statistics.median([own for _, own in times]), 3),
+                    "repeats": len(times),
+                    "card": card,
+                    "date": datetime.date.today().isoformat(),
+                }
+                print("  ".join(str(value) for value in row.values()), flush=True)
+                table.writerow(row)
+                file.flush()
+    if engine is not None:
+        engine.shutdown()
+
+
+def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
+    """vLLM's engine in a process of its own, and its worker in another, as verl starts it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from gtpo_verl.verl_plugin.rollout import logprobs
+
+    more: dict[str, Any] = {}
+    if wanted.get("whole"):
+        logprobs.install()
+        more["scheduler_cls"] = SCHEDULER
+    if not torch.cuda.is_available():
+        more |= {"enforce_eager": True, "dtype": "float32"}
+    elif wanted.get("graphs"):
+        more["compilation_config"] = {"cudagraph_capture_sizes": GRAPHS}
+    arguments = AsyncEngineArgs(
+        model=options.model,
+        max_model_len=max(options.tokens) + 64,
+        max_num_seqs=options.requests,
+        max_num_batched_tokens=16384,
+        gpu_memory_utilization=options.memory,
+        distributed_executor_backend="mp",
+        disable_log_stats=True,
+        **more,
+    )
+    return AsyncLLM.from_engine_args(arguments)
+
+
+async def rollout(
+    engine: Any, options: argparse.Namespace, tokens: int, sampling: dict[str, Any]
+) -> tuple[float, float]:
+    """Seconds until all responses are there, and processor seconds of this process meanwhile.
+
+    Raises:
+        RuntimeError: a response of another length.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from gtpo_verl.verl_plugin.rollout.scheduler import read_whole
+
+    parameters: dict[str, Any] = {"temperature": 1.0, "logprobs": 0, "max_tokens": tokens, "ignore_eos": True}
+    parameters |= sampling
+    if parameters.pop("whole", False):
+        parameters = read_whole(parameters)
+    elif "output_kind" in parameters:
+        parameters["output_kind"] = RequestOutputKind[parameters["output_kind"]]
+
+    async def one(number: int) -> None:
+        prompt = {"prompt_token_ids": [random.randrange(3, 250) for _ in range(26)]}
+        request = f"{tokens}-{number}-{random.random()}"
+        last: Any = None
+        async for output in engine.generate(prompt, SamplingParams(**parameters), request):
+            last = output
+        if len(last.outputs[0].token_ids) != tokens:
+            raise RuntimeError(f"{len(last.outputs[0].token_ids)} tokens, not {tokens}")
+
+    wall, own = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(one(number) for number in range(options.requests)))
+    return time.perf_counter() - wall, time.process_time() - own
+
+
+if __name__ == "__main__":
+    main()
