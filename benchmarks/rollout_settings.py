@@ -2,7 +2,7 @@
 
     python benchmarks/rollout_settings.py --model MODEL_FOLDER --csv out.csv
 
-A thousand requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
+Many requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
 them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
 before. Seconds are those from the first request to the last response; processor seconds are the server's own process,
 which is what waits in a training step. Engines that differ take turns, one at a time.
@@ -36,8 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--csv", required=True)
-    parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--tokens", type=int, nargs="+", default=[160, 2048])
+    parser.add_argument("--requests", type=int, nargs="+", default=[1024, 256], help="for each number of tokens")
     parser.add_argument("--repeats", type=int, default=3, help="of requests shorter than 1,000 tokens; others: one")
     parser.add_argument("--memory", type=float, default=0.5, help="gpu_memory_utilization")
     options = parser.parse_args()
@@ -56,16 +56,16 @@ async def measure(options: argparse.Namespace) -> None:
                 if engine is not None:
                     engine.shutdown()
                 engine, arguments = start(options, wanted), wanted
-                await rollout(engine, options, 32, sampling)
-            for tokens in options.tokens:
+                await rollout(engine, options.requests[0], 32, sampling)
+            for requests, tokens in zip(options.requests, options.tokens, strict=True):
                 times = [
-                    await rollout(engine, options, tokens, sampling)
+                    await rollout(engine, requests, tokens, sampling)
                     for _ in range(options.repeats if tokens < 1000 else 1)
                 ]
                 seconds = [wall for wall, _ in times]
                 row = {
                     "way": way,
-                    "requests": options.requests,
+                    "requests": requests,
                     "tokens": tokens,
                     "seconds": round(statistics.median(seconds), 3),
                     "fastest": round(min(seconds), 3),
@@ -100,7 +100,7 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     arguments = AsyncEngineArgs(
         model=options.model,
         max_model_len=max(options.tokens) + 64,
-        max_num_seqs=options.requests,
+        max_num_seqs=max(options.requests),
         max_num_batched_tokens=16384,
         gpu_memory_utilization=options.memory,
         distributed_executor_backend="mp",
@@ -110,9 +110,7 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(arguments)
 
 
-async def rollout(
-    engine: Any, options: argparse.Namespace, tokens: int, sampling: dict[str, Any]
-) -> tuple[float, float]:
+async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, Any]) -> tuple[float, float]:
     """Seconds until all responses are there, and processor seconds of this process meanwhile.
 
     Raises:
@@ -140,7 +138,7 @@ async def rollout(
             raise RuntimeError(f"{len(last.outputs[0].token_ids)} tokens, not {tokens}")
 
     wall, own = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(one(number) for number in range(options.requests)))
+    await asyncio.gather(*(one(number) for number in range(requests)))
     return time.perf_counter() - wall, time.process_time() - own
 
 
