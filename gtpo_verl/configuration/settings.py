@@ -21,6 +21,9 @@ class RecipeSettings:
         fork_server: of a run that starts a Ray of its own, fork the processes from one that has imported everything
             (`verl_plugin.fork_server`); false: each imports by itself.
         poll_interval: seconds between two looks at TransferQueue while rollouts run; verl's own value is 2.
+        first_batch: prompts that a step asks for at its start with dynamic sampling, as a multiple of those that should
+            fill the batch by the last step's share of usable groups (1.2: a fifth to spare); null: verl's way, a batch,
+            and two prompts for each that is thrown away. No effect with a sampler of the user's own.
         stall_timeout: seconds in which nothing moves (no response comes, a phase of the step does not end) after which
             the run is ended, with what it waited for; above the longest phase that is to be expected. 0: no limit.
         token_dump_freq: steps between two dumps of what the actor is trained on, token by token, for
@@ -46,6 +49,7 @@ class RecipeSettings:
     fast_rollout: bool = True
     fork_server: bool = True
     poll_interval: float = 2.0
+    first_batch: float | None = None
     stall_timeout: float = 7200.0
     token_dump_freq: int = -1
     token_dump_dir: str | None = None
@@ -88,6 +92,10 @@ def _variable(key: str, value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _check_numbers(given: dict[str, Any]) -> None:
     for name, demand, unit in (
         ("poll_interval", "must be positive", "seconds"),
@@ -95,9 +103,11 @@ def _check_numbers(given: dict[str, Any]) -> None:
         ("min_free_disk_gib", "must not be negative", "GiB"),
     ):
         value = given.get(name, 1)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < 0 or (value == 0 and demand == "must be positive"):
+        if not _is_number(value) or value < 0 or (value == 0 and demand == "must be positive"):
             raise ValueError(f"gtpo_verl.{name} = {value} {demand} ({unit})")
+    first = given.get("first_batch")
+    if first is not None and not (_is_number(first) and first >= 1):
+        raise ValueError(f"gtpo_verl.first_batch = {first} must be a number of at least 1, or null")
     for name in ("fused_entropy", "fast_rollout", "fork_server", "probe_reward", "preflight"):
         if not isinstance(given.get(name, True), bool):
             raise ValueError(f"gtpo_verl.{name} = {given[name]} must be true or false")

@@ -1,5 +1,6 @@
 """Waiting for responses: which cannot last for ever, and ends with as many as were asked for or not at all."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from verl.trainer.ppo.v1.replay_buffer import DAPO_FILTERED_REWARD_COUNTS_KEY, ReplayBuffer
 
 from gtpo_verl.verl_plugin import transfer
+
+_FEW = 0.1  # of a batch
 
 
 class BoundedReplayBuffer(ReplayBuffer):
@@ -16,6 +19,11 @@ class BoundedReplayBuffer(ReplayBuffer):
     right or all wrong it samples for ever. A group of which responses failed (their reward raised, their worker died)
     it trains on as if fewer had been asked for; here it is thrown away whole and another is sampled, as often as there
     are groups in a batch.
+
+    verl asks for a batch, and for two groups for each one thrown away as soon as there is room. With `first_batch` a
+    step asks at once for what should be needed, and for others when those are nearly all there and are too few
+    (docs/performance.md has what that saves). Whether a group is asked for does not depend on its own length, and all
+    are awaited, so that what is kept is as long as what is sampled.
     """
 
     max_groups: int
@@ -25,6 +33,8 @@ class BoundedReplayBuffer(ReplayBuffer):
     rejected: Counter
     failed: dict[str, str]
     on_progress: Callable[[], None]
+    first_batch: float | None
+    usable_share: float | None  # of the groups that the last batch tried; None before there was one
 
     @classmethod
     def adopt(
@@ -34,6 +44,7 @@ class BoundedReplayBuffer(ReplayBuffer):
         poll_interval: float,
         group_size: int,
         on_progress: Callable[[], None] = lambda: None,
+        first_batch: float | None = None,
     ) -> "BoundedReplayBuffer":
         """Takes over a buffer that verl built, with everything verl configured in it.
 
@@ -42,6 +53,8 @@ class BoundedReplayBuffer(ReplayBuffer):
             poll_interval: seconds between two looks at TransferQueue; a floor under every step.
             group_size: responses that were asked for of each prompt.
             on_progress: called when responses have come since the last look.
+            first_batch: groups that a step asks for at its start, in those that should fill the batch by the last one's
+                share of usable groups; None: verl's way.
         """
         bounded = cls.__new__(cls)
         vars(bounded).update(vars(buffer))
@@ -49,7 +62,17 @@ class BoundedReplayBuffer(ReplayBuffer):
         bounded.group_size = group_size
         bounded.poll_interval = poll_interval
         bounded.on_progress = on_progress
+        bounded.first_batch = first_batch
+        bounded.usable_share = None
         return bounded
+
+    def groups_at_once(self, batch_size: int) -> int:
+        """Groups to ask for at the start of a step: `batch_size` of them in the first step of a job, of which no share
+        is known, and without dynamic sampling; never fewer, nor more than `max_groups`, which would end the run."""
+        if self.first_batch is None or self.usable_share is None:
+            return batch_size
+        wanted = math.ceil(self.first_batch * batch_size / self.usable_share)
+        return max(batch_size, min(wanted, self.max_groups) if self.max_groups > 0 else wanted)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int):
         """As in verl; raises RuntimeError once `max_groups` finished groups have not filled the batch, once more than
@@ -58,11 +81,17 @@ class BoundedReplayBuffer(ReplayBuffer):
         self.failed = {}
         self.batch_size = batch_size
         self.arrived = -1
+        if self.first_batch is not None and self.usable_share is not None:
+            # verl asks for others while fewer than `max_inflight_gen_batches` times this are in flight, and uses it for
+            # nothing else.
+            self.train_batch_size = math.ceil(_FEW * batch_size)
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if partition_id == "val":
             self._refuse_failed_validation()
         surplus = metrics.get("training/filter_groups/discarded_surplus_samples", 0)
         tried = batch_size + self.rejected.total() + len(self.failed) + surplus
+        if partition_id != "val" and self.filter_groups_metric is not None:
+            self.usable_share = (batch_size + surplus) / tried
         return batch, metrics | {
             "training/sampling/groups_tried": tried,
             "training/sampling/groups_failed": len(self.failed),

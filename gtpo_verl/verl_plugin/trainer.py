@@ -89,7 +89,17 @@ class GtpoTrainer(PPOTrainerSync):
             poll_interval=self.settings.poll_interval,
             group_size=self.config.actor_rollout_ref.rollout.n,
             on_progress=self.watch.progress,
+            first_batch=self.settings.first_batch,
         )
+
+    def prepare_step(self) -> dict:
+        prepared = super().prepare_step()
+        # With rollouts of a file (verl's `skip.rollout_tq`) nothing is sampled.
+        if isinstance(self.replay_buffer, BoundedReplayBuffer) and not self.config.skip.rollout_tq.enable:
+            batch_size = self.config.data.train_batch_size
+            if (more := self.replay_buffer.groups_at_once(batch_size) - batch_size) > 0:
+                self._add_prompts_to_generate(more)
+        return prepared
 
     @property
     def _reads_text_alone(self) -> bool:

@@ -22,3 +22,14 @@ def test_a_switch_that_is_none(key: str) -> None:
 def test_the_defaults_and_no_limit() -> None:
     RecipeSettings.from_config(compose_config([]))
     assert RecipeSettings.from_config(compose_config(["gtpo_verl.stall_timeout=0"])).stall_timeout == 0
+
+
+@pytest.mark.parametrize("value", ["0.9", "nan", "inf", "auto", "true", "[1]"])
+def test_a_first_batch_that_is_none(value: str) -> None:
+    with pytest.raises(ValueError, match=r"gtpo_verl\.first_batch = .* must be a number of at least 1, or null"):
+        RecipeSettings.from_config(compose_config([f"gtpo_verl.first_batch={value}"]))
+
+
+def test_a_first_batch_is_a_batch_or_more() -> None:
+    assert RecipeSettings.from_config(compose_config([])).first_batch is None
+    assert RecipeSettings.from_config(compose_config(["gtpo_verl.first_batch=1"])).first_batch == 1

@@ -65,6 +65,12 @@ CALLABLES = [
         ["self", "agent_loop_manager"],
         "metrics do not survive a resume",
     ),
+    ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.prepare_step", ["self"], "gtpo_verl.first_batch has no effect"),
+    (
+        "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._add_prompts_to_generate",
+        ["self", "num_prompts"],
+        "gtpo_verl.first_batch ends the run",
+    ),
     ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.on_train_begin", ["self"], "old metrics are not put back"),
     ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.on_validate_begin", ["self"], "old metrics are not put back"),
     (
@@ -265,6 +271,12 @@ SAYS = [
     (f"{BUFFER}.__init__", "self.gen_batch_size =", "failed groups are not sampled again"),
     (f"{BUFFER}.__init__", "self.poll_interval =", "gtpo_verl.poll_interval has no effect"),
     (f"{BUFFER}.__init__", "self.filter_groups_metric =", "groups that are thrown away are not counted"),
+    (
+        f"{BUFFER}.sample",
+        "self.max_inflight_gen_batches * self.train_batch_size",
+        "gtpo_verl.first_batch is followed by groups that nobody needs",
+    ),
+    (f"{TRAINER}.prepare_step", "_add_batch_to_generate()", "gtpo_verl.first_batch asks for a batch too few"),
     (f"{BUFFER}.sample", "/filter_groups/discarded_surplus_samples", "groups that were tried are counted wrong"),
     (
         f"{BUFFER}._terminal_eviction_reasons",

@@ -1,5 +1,6 @@
-"""Where no group ever differs, training stops and says why instead of sampling for ever."""
+"""Dynamic sampling in real runs: where no group ever differs one stops and says why; what `first_batch` asks for."""
 
+import math
 import re
 
 import pytest
@@ -31,3 +32,23 @@ def test_stops_after_max_num_gen_batches(run: Run) -> None:
         assert words in run.terminal, run.terminal
     assert "train.log" in run.terminal
     run.assert_nothing_left()
+
+
+def test_first_batch_asks_for_what_the_last_step_says_is_needed(run: Run) -> None:
+    run.start(
+        *SMALL,
+        "algorithm=gtpo_v1",
+        "trainer.total_training_steps=4",
+        "gtpo_verl.first_batch=1.5",
+        "actor_rollout_ref.actor.optim.lr=0",
+    )
+    assert run.wait() == 0, run.terminal
+    steps = [record["data"] for record in run.metrics()]
+    surplus = [step.get("training/filter_groups/discarded_surplus_samples", 0) for step in steps]
+    tried = [step["training/sampling/groups_tried"] for step in steps]
+    assert len(tried) == 4
+    for step in range(1, 4):
+        share = (4 + surplus[step - 1]) / tried[step - 1]
+        at_once = math.ceil(1.5 * 4 / share)
+        # All that was asked for is awaited, and counted; one at a time is added where that was not enough.
+        assert tried[step] == at_once or (tried[step] > at_once and surplus[step] == 0), (step, tried, surplus)

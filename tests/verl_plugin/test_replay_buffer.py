@@ -41,6 +41,40 @@ def test_no_limit_is_no_limit(buffer: BoundedReplayBuffer) -> None:
     buffer._check_limit(accepted=0)
 
 
+# ---- as many as should be needed, at once ----
+
+
+def test_without_a_share_of_the_step_before_a_batch_is_asked_for(buffer: BoundedReplayBuffer) -> None:
+    assert buffer.groups_at_once(4) == 4
+    buffer.first_batch = 1.5
+    assert buffer.groups_at_once(4) == 4
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted", "reason"),
+    [(1.0, 6, "1.5 batches"), (0.8, 8, "6 / 0.8 = 7.5"), (0.1, 8, "60, and 8 would end the run")],
+)
+def test_with_one_as_many_as_should_be_needed(
+    share: float, wanted: int, reason: str, buffer: BoundedReplayBuffer
+) -> None:
+    buffer.first_batch, buffer.usable_share = 1.5, share
+    assert buffer.groups_at_once(4) == wanted, reason
+
+
+def test_the_share_is_that_of_all_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = Sampling(["mixed", "right", "reward raised", "mixed", "mixed"], monkeypatch)
+    metrics = bounded.sample()[1]
+    surplus = metrics.get("training/filter_groups/discarded_surplus_samples", 0)
+    assert bounded.buffer.usable_share == (2 + surplus) / metrics["training/sampling/groups_tried"]
+    assert bounded.buffer.usable_share < 1
+
+
+def test_without_dynamic_sampling_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = Sampling(["mixed"], monkeypatch, metric=None)
+    bounded.sample()
+    assert bounded.buffer.usable_share is None
+
+
 # ---- failed responses ----
 
 
@@ -83,25 +117,34 @@ class Rollouts:
         return {"extra_fields": [{"reward_extra_info": {"acc": self.accuracy[key]}} for key in keys]}
 
 
-def sampled(outcomes: list[str], monkeypatch: pytest.MonkeyPatch, metric: str | None = "acc") -> tuple[set[str], dict]:
-    """Uids of a batch of two groups of two, and the metrics."""
-    from verl.trainer.ppo.v1 import replay_buffer as verls_module
+class Sampling:
+    """A buffer for batches of two groups of two, over `Rollouts`."""
 
-    rollouts = Rollouts(outcomes)
-    for module, name in ((verls_module, "tq"), (transfer, "transfer_queue")):
-        monkeypatch.setattr(module, name, rollouts)
-    verls = synchronous(
-        refill_fn=rollouts.ask,
-        filter_groups_metric=metric,
-        train_batch_size=2,
-        gen_batch_size=1,
-        sync_refill_failed_groups=True,
-    )
-    buffer = BoundedReplayBuffer.adopt(verls, max_groups=20, poll_interval=0.01, group_size=2)
-    rollouts.ask(2)
-    batch, metrics = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
-    assert len(batch.keys) == 4, "every group has as many responses as were asked for"
-    return {key.split("_")[0] for key in batch.keys}, metrics
+    def __init__(self, outcomes: list[str], monkeypatch: pytest.MonkeyPatch, metric: str | None = "acc"):
+        from verl.trainer.ppo.v1 import replay_buffer as verls_module
+
+        self.rollouts = Rollouts(outcomes)
+        for module, name in ((verls_module, "tq"), (transfer, "transfer_queue")):
+            monkeypatch.setattr(module, name, self.rollouts)
+        verls = synchronous(
+            refill_fn=self.rollouts.ask,
+            filter_groups_metric=metric,
+            train_batch_size=2,
+            gen_batch_size=1,
+            sync_refill_failed_groups=True,
+        )
+        self.buffer = BoundedReplayBuffer.adopt(verls, max_groups=20, poll_interval=0.01, group_size=2)
+
+    def sample(self) -> tuple[set[str], dict]:
+        """Uids of a batch, and the metrics."""
+        self.rollouts.ask(2)
+        batch, metrics = self.buffer.sample(global_steps=1, partition_id="train", batch_size=2)
+        assert len(batch.keys) == 4, "every group has as many responses as were asked for"
+        return {key.split("_")[0] for key in batch.keys}, metrics
+
+
+def sampled(outcomes: list[str], monkeypatch: pytest.MonkeyPatch, metric: str | None = "acc") -> tuple[set[str], dict]:
+    return Sampling(outcomes, monkeypatch, metric).sample()
 
 
 @pytest.mark.parametrize("metric", ["acc", None], ids=["dynamic sampling", "without"])
