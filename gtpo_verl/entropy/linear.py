@@ -11,6 +11,11 @@ import torch
 from gtpo_verl.entropy.functional import backend, check_labels, check_temperature
 from gtpo_verl.entropy.shards import Partial, combine_statistics
 
+try:
+    from gtpo_verl.entropy import _fused
+except ImportError:  # no Triton on this machine, or one without tensor descriptors
+    _fused = None  # type: ignore[assignment]
+
 # Bytes that the buffers of logits, and of their gradient, may take together.
 BUFFER_BYTES = 1 << 30
 # Elements of the part of the weight that makes one chunk of fp32 logits on a GPU: 16,896 columns at a width of 5,120.
@@ -18,6 +23,8 @@ BUFFER_BYTES = 1 << 30
 # still cached when it is read. Narrower models get more columns, or their chunks would be shorter than their launches.
 PART_ELEMENTS = 16896 * 5120
 TOKENS = 2048
+# Up to this width of the hidden states writing and reading logits costs more than a matmul that keeps them.
+FUSED_WIDTH = 1024
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -69,15 +76,19 @@ def _equal_parts(vocabulary: int, parts: int) -> int:
     return min(vocabulary, -(-vocabulary // (256 * max(parts, 1))) * 256)
 
 
+def _check_chunk(chunk_tokens: int | None) -> None:
+    if chunk_tokens is not None and chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")
+
+
 def _chunk_shape(n: int, vocabulary: int, parts: int, dtype: torch.dtype, chunk_tokens: int | None) -> tuple[int, int]:
     """(tokens, columns) of a chunk of logits."""
     columns = _equal_parts(vocabulary, parts)
+    _check_chunk(chunk_tokens)
     if chunk_tokens is None:
         fitting = BUFFER_BYTES // (columns * dtype.itemsize)
         # Powers of two are whole numbers of matmul tiles, and of waves of them.
         chunk_tokens = max(128, min(TOKENS, 1 << max(fitting, 1).bit_length() - 1))
-    elif chunk_tokens < 1:
-        raise ValueError(f"chunk_tokens must be positive, got {chunk_tokens}")
     return min(chunk_tokens, max(n, 1)), columns
 
 
@@ -135,6 +146,11 @@ def _forward(
 ) -> tuple[torch.Tensor, ...]:
     """``(log_prob, entropy, max, others)`` [n] for hidden [n, E]."""
     n, vocabulary = hidden.shape[0], weight.shape[0]
+    fused = _fused is not None and logits_dtype == torch.float32 and hidden.shape[1] <= FUSED_WIDTH
+    if fused and n > 0 and _fused.serves(hidden, weight):
+        out = torch.empty(4, n, dtype=torch.float32, device=hidden.device).unbind()
+        _check_chunk(chunk_tokens)
+        return _fused.statistics(hidden, weight, labels.contiguous(), temperature, out, chunk_tokens)
     parts = -(-weight.numel() // PART_ELEMENTS) if logits_dtype == torch.float32 else 1
     tokens, columns = _chunk_shape(n, vocabulary, parts, logits_dtype, chunk_tokens)
     if not hidden.is_cuda and logits_dtype != weight.dtype:
@@ -292,7 +308,8 @@ def linear_logprob_entropy(
     """Log-probability and entropy under ``softmax(hidden @ weight.T / T)``, without a gradient.
 
     The matmul runs in chunks into reused buffers, each chunk then read once by the pass of
-    :func:`gtpo_verl.entropy.logprob_entropy`; all logits never exist.
+    :func:`gtpo_verl.entropy.logprob_entropy`; all logits never exist. With narrow 16-bit hidden states and fp32 logits
+    on a Hopper GPU, the matmul takes the statistics itself, and no logits exist.
 
     Args:
         hidden: ``[..., E]``, bf16, fp16, fp32 or float64.

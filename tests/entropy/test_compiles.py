@@ -62,3 +62,25 @@ def test_the_gradient(compiled, dtype, unit, aligned):
         kernels._gradient_kernel, constants, types, aligned=["x_ptr", "out_ptr"], warps=kernels.BACKWARD_WARPS
     )
     assert ("ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx) == (unit and aligned)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("plain", [True, False])  # beside it: columns that fill no tile, a temperature per row
+def test_the_matmul_that_writes_no_logits(compiled, dtype, plain):
+    fused = pytest.importorskip("gtpo_verl.entropy._fused")
+    bm, bn, bk, group, stages = fused.SHAPE
+    constants = {"BM": bm, "BN": bn, "BK": bk, "GROUP": group, "PROGRAMS": 132, "FLAT": True, "FAST": True}
+    integers = dict.fromkeys(("M", "V", "K", "first_tile", "tiles", "tiles_n"), "i32")
+    types = integers | {"hidden": f"tensordesc<{dtype}[{bm}, {bk}]>", "weight": f"tensordesc<{dtype}[{bn}, {bk}]>"}
+    ptx = compiled(
+        fused._tiles_kernel,
+        constants | {"EVEN": plain, "PER_ROW": not plain},
+        types,
+        aligned=["part_ptr", "K"],
+        warps=fused.WARPS,
+        stages=stages,
+    )
+    # The next product starts while one is under way, and a tile's statistics are taken while the next tile is loaded.
+    assert "wgmma.wait_group.sync.aligned \t1" in ptx or "wgmma.wait_group.sync.aligned 1" in ptx
+    assert "cp.async.bulk.tensor" in ptx
+    compiled(fused._merge_kernel, {"PER_ROW": not plain, "ROWS": 64, "TILES": 16}, types, aligned=["part_ptr"], warps=4)

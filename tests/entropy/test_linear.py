@@ -1,5 +1,6 @@
 """From hidden states: values, chunks, gradients, and the pair's one arithmetic."""
 
+import math
 import os
 
 import pytest
@@ -57,6 +58,35 @@ def test_logits_far_from_zero(device, dtype, level, columns, monkeypatch, exact)
         # Without the column that makes the level: the hidden states' gradient there is nothing but rounding.
         ours, exactly = ours.double()[..., 1:], exactly[..., 1:]
         assert (ours - exactly).norm() <= (tolerance + 1e-2) * exactly.norm()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 40, 256, 700])
+@pytest.mark.parametrize("chunk_tokens", [None, 33])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_the_matmul_that_writes_no_logits(device, vocabulary, chunk_tokens, per_token, monkeypatch, exact):
+    """On Hopper GPUs and in Triton's interpreter; its every rule about tiles, and what the other way gives."""
+    fused = pytest.importorskip("gtpo_verl.entropy._fused")
+    hidden, weight, labels, temperature = make(device, torch.float16, tokens=(36,), vocabulary=vocabulary)
+    if not fused.serves(hidden, weight):
+        pytest.skip("needs a GPU of compute capability 9.0, or Triton's interpreter")
+    temperature = temperature if per_token else 0.7
+    labels[5], labels[6] = -100, vocabulary  # prompts; beyond the vocabulary, inside the last tile
+    weight[vocabulary // 2 :] = weight[: vocabulary - vocabulary // 2].clone()  # every maximum twice, in other tiles
+    hidden[7], hidden[8] = 0.0, math.inf
+    options = {"chunk_tokens": chunk_tokens}
+    ours = linear_logprob_entropy(hidden, weight, labels, temperature, **options)
+    monkeypatch.setattr(module, "_fused", None)
+    other = linear_logprob_entropy(hidden, weight, labels, temperature, **options)
+    truth = exact(hidden.double() @ weight.double().T, labels.clamp(0, vocabulary - 1), temperature)
+    for value, same, exactly in zip(ours, other, (truth.log_prob, truth.entropy), strict=True):
+        torch.testing.assert_close(value, same, rtol=1e-5, atol=2e-5, equal_nan=True)
+        known = torch.ones(36, dtype=torch.bool, device=device).index_fill(
+            0, torch.tensor([5, 6, 8], device=device), False
+        )
+        torch.testing.assert_close(value.double()[known], exactly[known], rtol=0, atol=1e-4)
+    assert ours[0].isnan().nonzero().flatten().tolist() == [5, 6, 8]
+    assert ours[1].isnan().nonzero().flatten().tolist() == [8]
+    assert ours[1][7].item() == pytest.approx(math.log(vocabulary), rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
