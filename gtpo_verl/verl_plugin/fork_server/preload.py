@@ -51,14 +51,18 @@ _MODULES = (
     "verl.trainer.main_ppo",
     "verl.trainer.ppo.v1",
     "verl.workers.engine_workers",
-    "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.model_executor.models.qwen2",
     "gtpo_verl.verl_plugin.rollout.agent_loop",
     "gtpo_verl.verl_plugin.trainer",
 )
-_ON_CPU = ("vllm.v1.worker.cpu_worker",)
-# With the backend of attention that vLLM takes on most GPUs; FlashInfer's would initialise CUDA.
+_ON_CPU = ("verl.workers.rollout.vllm_rollout.vllm_async_server", "vllm.v1.worker.cpu_worker")
+# What verl's server imports, but for the models that it patches: those of Qwen3-Next ask CUDA for the GPU's name when
+# they are imported (vllm/model_executor/layers/fla). With the backend of attention that vLLM takes on most GPUs;
+# FlashInfer's would initialise CUDA.
 _ON_GPU = (
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.async_llm",
     "vllm.v1.worker.gpu_worker",
     "vllm.v1.worker.gpu_model_runner",
     "vllm.v1.attention.backends.flash_attn",
