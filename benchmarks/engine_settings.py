@@ -14,11 +14,24 @@ import csv
 import datetime
 import functools
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.engine_step import GTPO, OURS, Batch, Measurement, Method, make_engine, say, set_up, write_model
+from benchmarks.engine_step import (
+    GTPO,
+    OBJECTS,
+    OURS,
+    TEXTS,
+    Batch,
+    Measurement,
+    Method,
+    make_engine,
+    say,
+    set_up,
+    write_model,
+)
 
 
 def main() -> None:
@@ -102,9 +115,17 @@ def times(method: Method, batch: Batch, repeats: int) -> dict[str, float]:
     """Medians and largest values; the first run of each is left out."""
     old = {name: batch.of_responses(values) for name, values in method.log_probs().items()}
     values = {"old_log_probs": old["log_probs"], "advantages": torch.randn(len(old["log_probs"]))}
-    passes = Measurement(method.log_probs)
-    updates = Measurement(functools.partial(method.update, GTPO, values))
-    updates.run()
+
+    def lean(make: Callable[[], Any]) -> Callable[[], Any]:
+        """As the recipe's trainer has it fetched: no objects (`verl_plugin.transfer.for_forward`)."""
+        return lambda: make().exclude(*OBJECTS, *TEXTS)
+
+    # Without the time that the batch takes to be put together, which in a run is the rollouts'.
+    passes = Measurement(method.pass_over, prepare=lean(method.for_pass))
+    updates = Measurement(
+        functools.partial(method.update_with, GTPO), prepare=lean(functools.partial(method.for_update, values))
+    )
+    method.update(GTPO, values)
     for _ in range(repeats):
         passes.measure()
         updates.measure()

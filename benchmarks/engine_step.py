@@ -35,19 +35,27 @@ PROMPT_TOKENS, RESPONSE_TOKENS = (40, 96), (20, 160)
 LOOP, FLASH, OURS = "verl", "verl, flash-attn cross-entropy", "gtpo_verl"
 DAPO, GTPO = "DAPO", "GTPO v2"
 LOSSES = {DAPO: "vanilla", GTPO: "gtpo"}
+# What a batch out of verl's agent loops carries beside tensors.
+OBJECTS = ("uid", "raw_prompt", "prompt", "extra_info", "extra_fields", "reward_model", "metrics", "ability")
+TEXTS = ("data_source", "index", "num_turns", "session_id", "tools_kwargs", "interaction_kwargs")
 
 STARTED = time.perf_counter()
 
 
 @dataclass
 class Measurement:
-    """Synchronised seconds of every run and the largest memory beyond what was allocated before it."""
+    """Synchronised seconds of every run and the largest memory beyond what was allocated before it.
 
-    run: Callable[[], Any]
+    What `prepare` makes, outside of the time, `run` is given.
+    """
+
+    run: Callable[..., Any]
     seconds: list[float] = field(default_factory=list)
     extra_gib: float = 0.0
+    prepare: Callable[[], Any] | None = None
 
     def measure(self) -> None:
+        prepared = () if self.prepare is None else (self.prepare(),)
         gc.collect()
         before = 0
         if torch.cuda.is_available():
@@ -55,7 +63,7 @@ class Measurement:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
         started = time.perf_counter()
-        self.run()
+        self.run(*prepared)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             self.extra_gib = max(self.extra_gib, (torch.cuda.max_memory_allocated() - before) / GIB)
@@ -125,9 +133,9 @@ class Batch:
             "calculate_entropy": False,
         }
         # A batch out of verl's agent loop also carries these, an object a response.
-        for name in ("uid", "raw_prompt", "prompt", "extra_info", "extra_fields", "reward_model", "metrics", "ability"):
+        for name in OBJECTS:
             tensors[name] = [{name: str(i)} for i in range(len(rows))]
-        for name in ("data_source", "index", "num_turns", "session_id", "tools_kwargs", "interaction_kwargs"):
+        for name in TEXTS:
             tensors[name] = [f"{name} {i}" for i in range(len(rows))]
         return tu.get_tensordict(tensors, {**common, **settings})
 
@@ -151,20 +159,31 @@ class Method:
 
     def log_probs(self, batch: Batch | None = None, max_tokens: int | None = None) -> dict[str, torch.Tensor]:
         """The trainer's log-prob pass: `log_probs` and `entropy`, (tokens,), on the CPU."""
+        return self.pass_over(self.for_pass(batch, max_tokens))
+
+    def for_pass(self, batch: Batch | None = None, max_tokens: int | None = None) -> Any:
+        return (batch or self.batch).tensordict(max_tokens or self.options.tokens[0], calculate_entropy=True)
+
+    def pass_over(self, data: Any) -> dict[str, torch.Tensor]:
         self.select()
-        data = (batch or self.batch).tensordict(max_tokens or self.options.tokens[0], calculate_entropy=True)
         with self.engine.eval_mode():
             output = self.engine.infer_batch(data)["model_output"]
         return {name: output[name].values().cpu() for name in ("log_probs", "entropy")}
 
     def update(self, algorithm: str, values: dict[str, torch.Tensor], batch: Batch | None = None) -> None:
         """Forward, backward and optimizer step of every mini-batch, as verl's training worker runs them."""
+        self.update_with(algorithm, self.for_update(values, batch))
+
+    def for_update(self, values: dict[str, torch.Tensor], batch: Batch | None = None) -> Any:
+        batch = batch or self.batch
+        size = min(self.options.mini_batch, len(batch))
+        return batch.tensordict(self.options.tokens[1], values, global_batch_size=size)
+
+    def update_with(self, algorithm: str, data: Any) -> None:
         from verl.utils import tensordict_utils as tu
 
         self.select()
-        batch = batch or self.batch
-        size = min(self.options.mini_batch, len(batch))
-        data = batch.tensordict(self.options.tokens[1], values, global_batch_size=size)
+        size = tu.get_non_tensor_data(data=data, key="global_batch_size", default=None)
         with self.engine.train_mode():
             for part in tu.make_iterator(data, size, epochs=1, seed=1, dataloader_kwargs={"shuffle": False}):
                 self.engine.train_batch(part, loss_function=policy_loss(algorithm))

@@ -100,6 +100,7 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     arguments = AsyncEngineArgs(
         model=options.model,
         max_model_len=max(options.tokens) + 64,
+        hf_overrides={"max_position_embeddings": max(options.tokens) + 64},
         max_num_seqs=max(options.requests),
         max_num_batched_tokens=16384,
         gpu_memory_utilization=options.memory,
