@@ -89,6 +89,9 @@ def save_model(
 
     if folder.exists():
         raise FileExistsError(f"{folder} exists already; name a folder that does not")
+    for name in fields:
+        if not hasattr(Qwen2Config(), name):
+            raise ValueError(f"{name} is no field of Qwen2Config")
     tokenizer = _tokenizer(fields["vocab_size"])
     config = Qwen2Config(**fields, bos_token_id=0, eos_token_id=2, pad_token_id=0, dtype="bfloat16")
     config.architectures = ["Qwen2ForCausalLM"]
