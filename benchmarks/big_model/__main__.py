@@ -197,10 +197,10 @@ class Table:
         path, device = self.out / "check.json", "cuda" if torch.cuda.is_available() else "cpu"
         rows: list[tables.Row] = tables.read_json(path) or []
         known = {(row["algorithm"], row["step"], row["value"]) for row in rows}
-        before, config = ModelFolder(self.model), AutoConfig.from_pretrained(self.model)
         trained = [(JOBS[name], 1) for name in ("gtpo", "dapo") if (self.done / name).exists()]
         if not trained:
             raise ValueError(f"--stages check: neither gtpo nor dapo is done in {self.out}")
+        before, config = ModelFolder(self.model), AutoConfig.from_pretrained(self.model)
         sources: list[tuple[str, ModelFolder | Checkpoint, list[tuple[Job, int]]]] = [("model folder", before, trained)]
         saved, resumed = JOBS["gtpo"], JOBS["resume"]
         actor = tables.run_folder(self.out, saved) / f"checkpoints/global_step_{SAVED_STEP}/actor"

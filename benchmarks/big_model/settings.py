@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROMPT = 64  # tokens, of the longest one in `inputs.save_data` with its template
-MINI_BATCH, BATCH, GROUP = 8, 16, 16
+MINI_BATCH, BATCH = 8, 16
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
@@ -65,20 +65,15 @@ def forced(gpus: int, response_length: int) -> list[str]:
     """
     overrides = [
         "trainer.nnodes=1",
-        f"trainer.n_gpus_per_node={gpus}",
-        # A sequence over all of them, as over a node's 8.
-        f"{_ACTOR}.ulysses_sequence_parallel_size={gpus}",
-        f"{_ROLLOUT}.tensor_model_parallel_size={min(gpus, 4)}",
         # Resident: pinned copies of all weights and moments would take most of a node's memory, and their way there and
         # back more time than the rest of so short a step.
         f"{_ACTOR}.fsdp_config.param_offload=false",
         f"{_ACTOR}.fsdp_config.optimizer_offload=false",
         # So that vLLM leaves weights and moments their place (46 GiB a card at 32B).
         f"{_ROLLOUT}.gpu_memory_utilization=0.5",
-        # 16 prompts x 16 responses in two updates, in minutes.
+        # 16 prompts x the preset's 16 responses, in two updates: minutes a step.
         f"data.train_batch_size={BATCH}",
         f"{_ACTOR}.ppo_mini_batch_size={MINI_BATCH}",
-        f"{_ROLLOUT}.n={GROUP}",
         f"data.max_prompt_length={PROMPT}",
         f"data.max_response_length={response_length}",
         f"{_ROLLOUT}.max_model_len={PROMPT + response_length}",
@@ -98,11 +93,16 @@ def forced(gpus: int, response_length: int) -> list[str]:
     ]
     if gpus < 8:
         overrides += [
+            f"trainer.n_gpus_per_node={gpus}",
+            # A sequence over all of them, as over a node's 8.
+            f"{_ACTOR}.ulysses_sequence_parallel_size={gpus}",
             # fp32 weights, gradients and moments are 122 GiB a card at 32B on four, before AdamW's temporaries.
             f"{_ACTOR}.fsdp_config.model_dtype=bf16",
             # A bf16 weight moves by 1 / 256 of itself or not at all: at 1e-6 one in sixty would, at 1e-5 one in seven.
             f"{_ACTOR}.optim.lr=1.0e-5",
         ]
+    if gpus < 4:
+        overrides.append(f"{_ROLLOUT}.tensor_model_parallel_size={gpus}")
     return overrides
 
 

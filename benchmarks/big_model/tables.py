@@ -25,7 +25,7 @@ PHASES: dict[str, str | None] = {
     "save": None,
 }
 CHANGED = "share of weights changed"
-_TITLES = {"gtpo_v2": "GTPO v2", "dapo": "DAPO", "gtpo_verl": "ours", "verl": "verl"}
+_TITLES = {"gtpo_v2": "GTPO v2", "dapo": "DAPO", "gtpo_verl": "our engine", "verl": "verl's engine"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def markdown(
     for row in steps:
         groups.setdefault((row["algorithm"], row["engine"], row["first_of_job"]), []).append(row)
     for (algorithm, engine, first), rows in sorted(groups.items(), key=lambda group: (group[0][2], group[0])):
-        title = f"{_TITLES[algorithm]}, {_TITLES[engine]} engine" + (", first of a job" if first else "")
+        title = f"{_TITLES[algorithm]}, {_TITLES[engine]}" + (", first of a job" if first else "")
         numbers = ", ".join(str(row["step"]) for row in rows)
         cells = [_seconds([row[column] for row in rows if row[column] != ""]) for column in columns]
         rate, share, allocated = (
