@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,10 @@ class Table:
     def inputs(self) -> None:
         save_data(self.data)
         if self.options.model is None and not self.model.exists():
-            save_model(self.model, {**SHAPES[self.options.shape], **dict(self.options.field)})
+            fields = {**SHAPES[self.options.shape], **dict(self.options.field)}
+            # In a process of its own, which leaves nothing on a card.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                pool.submit(save_model, self.model, fields).result()
 
     def overrides(self, job: Job) -> list[str]:
         options = self.options

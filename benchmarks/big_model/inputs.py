@@ -47,7 +47,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 # are. A default initialisation would leave them flat.
 SPREAD = 3.6
 _STD = 0.02  # Qwen2's `initializer_range`
-_SHARD_BYTES = 4 * 10**9
+_SHARD_BYTES = 2 * 10**9
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -64,7 +64,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **un
 
 
 def save_model(
-    folder: Path, fields: Mapping[str, Any], seed: int = 1, shard_bytes: int = _SHARD_BYTES, threads: int = 4
+    folder: Path, fields: Mapping[str, Any], seed: int = 1, shard_bytes: int = _SHARD_BYTES, threads: int = 8
 ) -> None:
     """Writes configuration, tokenizer with chat template, and bf16 weights in safetensors shards with their index.
 
