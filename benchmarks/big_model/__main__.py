@@ -29,7 +29,7 @@ from benchmarks.big_model import tables
 from benchmarks.big_model.cluster import environment, ray_head
 from benchmarks.big_model.inputs import SHAPES, save_data, save_model
 from benchmarks.big_model.machine import GIB, Sampler, check_growth, fill, gpu_memory, gpu_name
-from benchmarks.big_model.settings import JOBS, RESUMED_STEP, SAVED_STEP, Job, forced, overrides
+from benchmarks.big_model.settings import JOBS, RESUMED_STEP, SAVED_STEP, Job, forced, overrides, quoted
 from gtpo_verl.inspect import dump
 from gtpo_verl.inspect.responses import ENTROPY, LOG_PROB, ROLLOUT_LOG_PROB
 
@@ -54,6 +54,7 @@ class Table:
         self.model: Path = options.model.absolute() if options.model else self.out / "model"
         self.data = self.out / "data"
         self.done = self.out / "done"
+        self.checkpoint = tables.run_folder(self.out, JOBS["gtpo"]) / f"checkpoints/global_step_{SAVED_STEP}/actor"
         self.done.mkdir(parents=True, exist_ok=True)
         self._lock = (self.out / "lock").open("w")
         try:
@@ -113,40 +114,41 @@ class Table:
 
     def overrides(self, job: Job) -> list[str]:
         options = self.options
-        return overrides(job, options.gpus, options.response_length, self.data / "reward.py", options.override)
+        extra = [f"gtpo_verl.run_dir={quoted(tables.run_folder(self.out, job))}", *options.override]
+        return overrides(job, options.gpus, options.response_length, self.data / "reward.py", extra)
 
     def composed(self, job: Job) -> Any:
-        """The configuration as `scripts/submit.sh` has it composed, `model.path` with it."""
+        """The configuration as `scripts/submit.sh` has it composed."""
         from gtpo_verl.configuration.composition import compose_config
 
-        return compose_config([f"algorithm={job.algorithm}", *self._groups(), *self._paths(job), *self.overrides(job)])
+        return compose_config([f"algorithm={job.algorithm}", *self._groups(), *self._paths(), *self.overrides(job)])
 
     def _groups(self) -> list[str]:
         given = [override.partition("=")[0] for override in self.options.override]
         defaults = {"model": "dapo_math", "scale": "32b_16x8"}
         return [f"{group}={name}" for group, name in defaults.items() if group not in given]
 
-    def _paths(self, job: Job) -> list[str]:
+    def _paths(self) -> list[str]:
         paths = {
             "actor_rollout_ref.model.path": self.model,
             "data.train_files": self.data / "train.parquet",
             "data.val_files": self.data / "test.parquet",
-            "gtpo_verl.run_dir": tables.run_folder(self.out, job),
         }
-        quoted = {key: str(path).replace("\\", "\\\\").replace("'", "\\'") for key, path in paths.items()}
-        return [f"{key}='{path}'" for key, path in quoted.items()]
+        return [f"{key}={quoted(path)}" for key, path in paths.items()]
 
     def preflight(self, server: str) -> int:
         code = 0
         for name in ("gtpo", "dapo"):
             job = JOBS[name]
             command = ["ray", "job", "submit", f"--address={server}", "--", "python3", "-m", "gtpo_verl.cli"]
-            command += ["preflight", f"algorithm={job.algorithm}", *self._groups(), *self._paths(job)]
+            command += ["preflight", f"algorithm={job.algorithm}", *self._groups(), *self._paths()]
             code = self._call([*command, *self.overrides(job)], self.out / f"preflight_{name}.txt", {}) or code
         return code
 
     def train(self, stage: str, server: str) -> int:
         job = JOBS[stage]
+        if stage == "resume" and not self.checkpoint.is_dir():
+            raise ValueError(f"--stages resume: {self.checkpoint}: no such folder")
         variables = {
             "RAY_ADDRESS": server,
             "MODEL_PATH": str(self.model),
@@ -178,9 +180,13 @@ class Table:
             ) as process,
         ):
             assert process.stdout is not None
-            for line in process.stdout:
-                file.write(line)
-                print(line, end="", flush=True)
+            try:
+                for line in process.stdout:
+                    file.write(line)
+                    print(line, end="", flush=True)
+            except BaseException:  # this command is ended; the block would wait for the other
+                process.terminate()
+                raise
         return process.returncode
 
     def record(self, job: Job) -> None:
@@ -207,9 +213,8 @@ class Table:
         before, config = ModelFolder(self.model), AutoConfig.from_pretrained(self.model)
         sources: list[tuple[str, ModelFolder | Checkpoint, list[tuple[Job, int]]]] = [("model folder", before, trained)]
         saved, resumed = JOBS["gtpo"], JOBS["resume"]
-        actor = tables.run_folder(self.out, saved) / f"checkpoints/global_step_{SAVED_STEP}/actor"
-        if actor.is_dir():
-            after = Checkpoint(actor)
+        if self.checkpoint.is_dir():
+            after = Checkpoint(self.checkpoint)
             if (saved.algorithm, SAVED_STEP, tables.CHANGED) not in known:
                 share = share_changed(before, after, device)
                 rows.append(
@@ -377,12 +382,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def end_in_order() -> None:
+    """On SIGTERM, Ray and what was submitted are ended on the way out."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def main() -> int:
     options = parse()
     if options.print_overrides:
         print("\n".join([*forced(options.gpus, options.response_length), *options.override]))
         return 0
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # Ray is stopped on the way out
+    end_in_order()
     try:
         return run(options)
     except (ValueError, OSError, RuntimeError) as error:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _START_SECONDS = 180
+# Ray counts an actor as a CPU: fewer cores than a run has actors must not keep it waiting.
+_SLOTS = 16
 _STOP_SECONDS = 60
 
 
@@ -47,6 +49,7 @@ def ray_head(gpus: int, object_store_bytes: int | None = None) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="gv-", dir="/tmp"))  # Ray's sockets need short paths
     dashboard = free_port()
     command = ["ray", "start", "--block", "--head", f"--num-gpus={gpus}", f"--port={free_port()}"]
+    command.append(f"--num-cpus={max(os.cpu_count() or 1, _SLOTS)}")
     command += [f"--dashboard-port={dashboard}", f"--temp-dir={folder}", "--node-ip-address=127.0.0.1"]
     if object_store_bytes is not None:
         command.append(f"--object-store-memory={object_store_bytes}")

@@ -108,6 +108,11 @@ def forced(gpus: int, response_length: int) -> list[str]:
 
 def overrides(job: Job, gpus: int, response_length: int, reward: Path, extra: list[str]) -> list[str]:
     """All that a job's script is given; `extra` comes last and overrides."""
-    path = str(reward).replace("\\", "\\\\").replace("'", "\\'")
-    custom = f"reward.custom_reward_function.path='{path}'"
+    custom = f"reward.custom_reward_function.path={quoted(reward)}"
     return [*forced(gpus, response_length), custom, *job.overrides, *extra]
+
+
+def quoted(path: Path) -> str:
+    """As Hydra reads it, with nothing special in it."""
+    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"

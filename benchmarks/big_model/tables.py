@@ -55,8 +55,8 @@ def runs_of(out: Path) -> list[Run]:
 
 
 def run_folder(out: Path, job: Job) -> Path:
-    """As scripts/submit.sh names it."""
-    return out / "runs" / "dapo-math" / f"{job.algorithm}-seed1"
+    """Of a job's metrics, log, checkpoints and tokens."""
+    return out / "runs" / job.algorithm
 
 
 def samples_file(out: Path, job: str) -> Path:
@@ -143,8 +143,8 @@ def markdown(
     columns = ("rollout", "old_log_prob", "advantage", "update_actor", "update_weights", "save", "whole_step")
     lines = [
         "| run | steps | tokens | rollout | log-prob pass | advantages | update | weights to vLLM | save | step "
-        "| tokens/s a GPU | share of peak, update | allocated, GiB |",
-        "|---|" + "---|" * 12,
+        "| tokens/s a GPU | share of peak, update | allocated, GiB | vLLM's probabilities differ by |",
+        "|---|" + "---|" * 13,
     ]
     groups: dict[tuple[str, str, bool], list[Row]] = {}
     for row in steps:
@@ -153,12 +153,10 @@ def markdown(
         title = f"{_TITLES[algorithm]}, {_TITLES[engine]}" + (", first of a job" if first else "")
         numbers = ", ".join(str(row["step"]) for row in rows)
         cells = [_seconds([row[column] for row in rows if row[column] != ""]) for column in columns]
-        rate, share, allocated = (
-            _median([row[column] for row in rows])
-            for column in ("tokens_per_second_per_gpu", "mfu_update", "max_memory_gib")
-        )
+        others = ("tokens_per_second_per_gpu", "mfu_update", "max_memory_gib", "probs_diff_mean")
         tokens = f"{statistics.median(row['tokens'] for row in rows):,.0f}"
-        lines.append("| " + " | ".join([title, numbers, tokens, *cells, rate, share, allocated]) + " |")
+        cells += [f"{statistics.median(row[column] for row in rows):.4g}" for column in others]
+        lines.append("| " + " | ".join([title, numbers, tokens, *cells]) + " |")
     if (cost := entropy_cost(steps)) is not None:
         lines += ["", f"Log-probabilities, entropies and advantages: {cost:+.1%} of a step of DAPO on verl's engine."]
     lines += [
@@ -207,10 +205,6 @@ def read_json(path: Path) -> Any:
 
 def _column(phase: str) -> str:
     return phase.replace("-", "_")
-
-
-def _median(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.4g}"
 
 
 def _seconds(values: Sequence[float]) -> str:

@@ -3,8 +3,10 @@
 import csv
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import textwrap
 import time
 import zlib
 from pathlib import Path
@@ -399,7 +401,7 @@ SECONDS = {"gen": 60.0, "old_log_prob": 15.0, "adv": 0.5, "update_actor": 55.0, 
 def recorded(out: Path) -> Path:
     """The folder that stages would leave: GTPO with a resume, and DAPO, whose log-prob pass takes 2 s longer."""
     for algorithm, jobs, slower in (("gtpo_v2", {"gtpo": (1, 2, 3), "resume": (4,)}, 0), ("dapo", {"dapo": (1, 2)}, 2)):
-        folder = out / f"runs/dapo-math/{algorithm}-seed1"
+        folder = out / "runs" / algorithm
         folder.mkdir(parents=True)
         log, lines, now = "", [], 1000.0
         for name, steps in jobs.items():
@@ -551,11 +553,53 @@ def test_the_model_stage_is_done_once_and_the_folder_keeps_its_settings(tmp_path
     assert first.returncode == 0, first.stderr
     assert model_problems(tmp_path / "out/model") == []
     assert (tmp_path / "out/data/train.parquet").exists()
-    again = command("--stages", "model", "--out", "out", *SMALL, cwd=tmp_path)
-    assert again.stdout == "model: done before\n"
+    again = command("--stages", "model", "--out", "out", "--grow-memory", "1", *SMALL, cwd=tmp_path)
+    assert "model: done before\n" in again.stdout
+    assert "after filling 0 GiB" in again.stdout  # there is more already
     other = command("--stages", "model", "--out", "out", "--gpus", "8", *SMALL, cwd=tmp_path)
     assert other.returncode == 1
     assert "was begun with --gpus 4, not 8; name another" in other.stderr
+
+
+def test_a_command_that_is_ended_ends_what_it_started(tmp_path):
+    code = """
+        import sys
+        from benchmarks.big_model import __main__ as big_model
+        big_model.end_in_order()
+        table = big_model.Table(big_model.parse(["--out", sys.argv[1]]))
+        table._call(["sh", "-c", "echo $$; exec sleep 1000"], table.out / "log", {})
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), tmp_path / "out"], stdout=subprocess.PIPE, text=True
+    )
+    child = psutil.Process(int(process.stdout.readline()))
+    process.terminate()
+    assert process.wait(timeout=120) == 128 + signal.SIGTERM
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_resume_without_its_checkpoint_is_refused(tmp_path):
+    table = big_model.Table(big_model.parse(["--out", str(tmp_path)]))
+    (tmp_path / "done/gtpo").touch()
+    with pytest.raises(ValueError, match=r"--stages resume: .*/global_step_3/actor: no such folder"):
+        table.run("resume", "http://127.0.0.1:1")
+
+
+def test_a_job_is_composed_as_it_is_submitted(saved, tmp_path):
+    """In a folder whose name Hydra would take apart."""
+    model, _ = saved
+    out = tmp_path / "it's, a=1"
+    table = big_model.Table(big_model.parse([str(model), "--out", str(out), "--override=data.seed=7"]))
+    config = table.composed(settings.JOBS["dapo"])
+    assert config.gtpo_verl.run_dir == str(out / "runs/dapo")
+    assert config.gtpo_verl.token_dump_dir == str(out / "runs/dapo/tokens")
+    assert config.actor_rollout_ref.model.path == str(model)
+    assert (config.data.seed, config.trainer.nnodes) == (7, 1)
+    sizes = table.estimate(settings.JOBS["gtpo"], 140 * GIB)
+    assert {"rollout", "log-prob", "update", "host", "disk"} <= sizes.keys()
+    # bf16, weights alone.
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    assert sizes["disk"] * GIB == pytest.approx(weights, rel=0.02)
 
 
 def test_an_unknown_field_is_named(tmp_path):
