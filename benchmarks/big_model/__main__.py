@@ -66,7 +66,7 @@ class Table:
     def _hold_settings(self) -> None:
         options, path = self.options, self.out / "settings.json"
         settings = {
-            "model": str(self.model),
+            "MODEL_FOLDER": str(self.model) if options.model else None,
             "shape": None if options.model else options.shape,
             "field": None if options.model else options.field,
             "gpus": options.gpus,
@@ -76,7 +76,8 @@ class Table:
         begun = tables.read_json(path) or settings
         for name, value in settings.items():
             if begun[name] != value:
-                raise ValueError(f"--out {self.out} was begun with --{name} {begun[name]}, not {value}; name another")
+                named = name if name.isupper() else f"--{name}"
+                raise ValueError(f"--out {self.out} was begun with {named} {begun[name]}, not {value}; name another")
         path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
     def run(self, stage: str, server: str | None) -> int:
@@ -204,8 +205,8 @@ class Table:
 
         from benchmarks.big_model.exact import Checkpoint, ModelFolder, log_probs_and_entropies, share_changed
 
-        path, device = self.out / "check.json", "cuda" if torch.cuda.is_available() else "cpu"
-        rows: list[tables.Row] = tables.read_json(path) or []
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        rows = tables.check_rows(self.out)
         known = {(row["algorithm"], row["step"], row["value"]) for row in rows}
         trained = [(JOBS[name], 1) for name in ("gtpo", "dapo") if (self.done / name).exists()]
         if not trained:
@@ -236,7 +237,9 @@ class Table:
                         {"algorithm": job.algorithm, "step": step, "weights": named, "value": value}
                         | {"mean": error.mean().item(), "largest": error.max().item()}
                     )
-        path.write_text(json.dumps(rows, indent=2), encoding="utf-8")
+        for algorithm in {row["algorithm"] for row in rows}:
+            of_run = [row for row in rows if row["algorithm"] == algorithm]
+            (self.out / f"check_{algorithm}.json").write_text(json.dumps(of_run, indent=2), encoding="utf-8")
 
     def table(self) -> None:
         runs = tables.runs_of(self.out)
@@ -244,11 +247,13 @@ class Table:
             raise ValueError(f"--stages table: no step of any run in {self.out}")
         steps, memory, estimates = [], [], {}
         for run in runs:
-            facts = tables.read_json(self.out / f"machine_{run.algorithm}.json")
+            facts = tables.read_json(path := self.out / f"machine_{run.algorithm}.json")
+            if facts is None:
+                raise ValueError(f"--stages table: {path}: no such file")
             estimates[run.algorithm] = facts["estimate"]
             steps += tables.step_rows(run, self.options.gpus, facts["card"], facts["date"])
             memory += tables.memory_rows(run, facts["estimate"])
-        check = tables.read_json(self.out / "check.json") or []
+        check = tables.check_rows(self.out)
         tables.write_csv(self.out / f"training_step_{self.options.gpus}gpu_32b.csv", steps)
         if memory:
             tables.write_csv(self.out / f"memory_{self.options.gpus}gpu_32b.csv", memory)

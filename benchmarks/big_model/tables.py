@@ -199,6 +199,12 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
+def check_rows(out: Path) -> list[Row]:
+    """What the stage `check` found so far; a file a run, so that folders of several machines can be put together."""
+    algorithms = dict.fromkeys(job.algorithm for job in JOBS.values())
+    return [row for algorithm in algorithms for row in read_json(out / f"check_{algorithm}.json") or []]
+
+
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 

@@ -443,7 +443,8 @@ def recorded(out: Path) -> Path:
     check += [
         {"algorithm": "dapo", "step": 1, "weights": "model folder", "value": "entropy", "mean": 0.03, "largest": 0.4}
     ]
-    (out / "check.json").write_text(json.dumps(check))
+    for row in check:
+        (out / f"check_{row['algorithm']}.json").write_text(json.dumps([row]))
     return out
 
 
@@ -493,6 +494,22 @@ def test_the_table_stage_writes_markdown_and_rows(tmp_path, capsys):
     assert {row["algorithm"] for row in rows} == {"gtpo_v2", "dapo"}
     assert (rows[0]["card"], rows[0]["date"]) == ("NVIDIA H200", "2026-11-29")
     assert list(csv.DictReader((out / "memory_4gpu_32b.csv").open()))
+
+
+def test_runs_of_two_machines_make_one_table(tmp_path):
+    """The folders without what is large, put into one another; neither model nor cards are needed."""
+    both, one, other = (tmp_path / name for name in ("both", "one", "other"))
+    for folder, missing in ((recorded(one), "dapo"), (recorded(other), "gtpo_v2")):
+        shutil.rmtree(folder / "runs" / missing)
+        for path in [*folder.glob(f"*_{missing}.json"), *(folder / "memory").glob("*.csv")]:
+            if missing in path.name or (path.stem == "dapo") == (missing == "dapo"):
+                path.unlink()
+        assert big_model.run(big_model.parse(["--stages", "table", "--out", str(folder)])) == 0
+        shutil.copytree(folder, both, dirs_exist_ok=True)
+    assert big_model.run(big_model.parse(["--stages", "table", "--out", str(both)])) == 0
+    whole = recorded(tmp_path / "whole")
+    assert big_model.run(big_model.parse(["--stages", "table", "--out", str(whole)])) == 0
+    assert (both / "table.md").read_text() == (whole / "table.md").read_text()
 
 
 def test_a_table_of_one_run_says_nothing_of_what_entropies_cost(tmp_path):
@@ -655,7 +672,7 @@ def test_the_check_stage_compares_each_engine_with_the_weights_that_sampled(save
     assert big_model.run(options) == 0
 
     def results():
-        rows = json.loads((out / "check.json").read_text())
+        rows = tables.check_rows(out)
         return {(row["algorithm"], row["step"], row["weights"], row["value"]): row for row in rows}
 
     found = results()

@@ -58,7 +58,7 @@ def make_table(out: Path, *arguments: str) -> dict[tuple, dict]:
         ("dapo", "3", "False"),
     ]
     assert [row["step"] for row in rows if row["save"]] == ["3"]
-    found = json.loads((out / "check.json").read_text())
+    found = [row for path in out.glob("check_*.json") for row in json.loads(path.read_text())]
     return {(row["algorithm"], row["step"], row["value"]): row for row in found}
 
 
