@@ -2,6 +2,7 @@
 for the person at the terminal."""
 
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ BEGAN = "GTPO_VERL_BEGAN"  # environment variable: when the run was started, sec
 ENDING = "stopping Ray"
 _FILE = "stage"
 _CAUSE = "cause"
+_PHASE = re.compile(r"\bstep (\d+), ([a-z -]+), since (\d+\.\d+)")
 
 
 def say(stage: str) -> None:
@@ -23,6 +25,17 @@ def say(stage: str) -> None:
     with suppress(OSError, ValueError):  # output that nobody takes
         after = f" ({now - float(os.environ[BEGAN]):.1f} s)" if BEGAN in os.environ else ""
         print(f"{time.strftime('%H:%M:%S', time.localtime(now))}{after} {stage}", flush=True)
+
+
+def say_phase(step: int, phase: str) -> None:
+    """Prints that a phase of a training step begins, and when, for whoever watches the machine meanwhile."""
+    with suppress(OSError, ValueError):  # output that nobody takes
+        print(f"step {step}, {phase}, since {time.time():.2f}", flush=True)
+
+
+def phases(log: str) -> list[tuple[float, int, str]]:
+    """Beginnings of phases in a log, whatever stands around its lines: seconds since 1970, step, phase."""
+    return [(float(since), int(step), phase) for step, phase, since in _PHASE.findall(log)]
 
 
 def read(folder: Path) -> str | None:

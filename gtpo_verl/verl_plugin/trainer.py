@@ -70,6 +70,10 @@ class GtpoTrainer(PPOTrainerSync):
         self.watch = RunWatch(self.settings.stall_timeout)
         super().__init__(config)
 
+    def _enter(self, phase: str) -> None:
+        self.watch.enter_phase(phase)
+        stage.say_phase(self.global_steps, phase)
+
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         check_steps(self.config, len(self.train_dataset))
@@ -111,15 +115,15 @@ class GtpoTrainer(PPOTrainerSync):
         return bool(self.config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay"))
 
     def on_sample_begin(self) -> None:
-        self.watch.enter_phase("rollout")
+        self._enter("rollout")
         super().on_sample_begin()
 
     def _compute_old_log_prob(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
-        self.watch.enter_phase("log-probabilities")
+        self._enter("log-probabilities")
         return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
-        self.watch.enter_phase("advantages")
+        self._enter("advantages")
         if self.config.algorithm.adv_estimator in ESTIMATORS:
             batch = EntropyAdvantages(self.config).compute(batch, metrics)
         else:
@@ -132,7 +136,7 @@ class GtpoTrainer(PPOTrainerSync):
         return batch
 
     def _update_actor(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
-        self.watch.enter_phase("update")
+        self._enter("update")
         return super()._update_actor(transfer.for_update(batch) if self._reads_text_alone else batch, metrics)
 
     def fit(self, agent_loop_manager) -> None:
@@ -150,7 +154,7 @@ class GtpoTrainer(PPOTrainerSync):
     # Whichever of the two hooks comes first after `fit` has opened the loggers.
 
     def on_validate_begin(self) -> None:
-        self.watch.enter_phase("validation")
+        self._enter("validation")
         super().on_validate_begin()
         stage.say("validating")
         self.logger = saving.attach(self.logger, self._history)
@@ -162,7 +166,7 @@ class GtpoTrainer(PPOTrainerSync):
         self.logger = saving.attach(self.logger, self._history)
 
     def on_step_end(self) -> None:
-        self.watch.enter_phase("weights")
+        self._enter("weights")
         super().on_step_end()
         if self.global_steps == self._first_step:
             stage.say("training")
@@ -171,8 +175,9 @@ class GtpoTrainer(PPOTrainerSync):
         save = super()._save_checkpoint
 
         def save_and_keep_last() -> None:
-            self.watch.enter_phase("save")
+            self._enter("save")
             saving.save_and_keep_last(save, self.config, self.global_steps)
+            self._enter("between steps")
 
         self.logger.after_log = save_and_keep_last
 

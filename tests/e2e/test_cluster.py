@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,15 +16,11 @@ from ray.util.state import list_actors
 from ray.util.state.exception import RayStateApiException
 from training_run import ROOT, SMALL, Run
 
+from benchmarks.big_model.cluster import free_port
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ON_CPU = ["model=tiny", "scale=cpu_cluster", *SMALL, f"gtpo_verl.cache_dir={ROOT / '.cache/gtpo-verl'}"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Cluster:

@@ -7,41 +7,19 @@ attention) and 60 GB of disk; eleven minutes on two H200:
     python -m pytest -m gpu tests/e2e/test_gpus.py
 """
 
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
-from test_cluster import free_port
 from training_run import ROOT, Run, read_tokens
+
+from benchmarks.big_model import inputs as big
+from benchmarks.big_model.cluster import environment, ray_head
 
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu, pytest.mark.timeout(1500)]
 
-VOCABULARY = 152_064
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# Right where the last token has an even number: random text earns it half of the time.
-REWARD = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **unused):
-    last = solution_str.split("w")[-1]
-    acc = float(last.isdigit() and int(last) % 2 == 0)
-    return {"score": acc, "acc": acc}
-"""
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 ON_TWO_GPUS = [
     "scale=32b_16x8",
     "trainer.nnodes=1",
@@ -64,96 +42,25 @@ ON_TWO_GPUS = [
 ]
 
 
-def save_model(folder: Path) -> None:
-    from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-    # Prompts are written in single bytes; the model also samples the other words.
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    words = [*special, *sorted(ByteLevel.alphabet())]
-    words += [f"w{number}" for number in range(len(words), VOCABULARY)]
-    tokenizer = Qwen2Tokenizer(
-        vocab={word: number for number, word in enumerate(words)},
-        merges=[],
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=special,
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=2,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    torch.manual_seed(1)
-    with torch.device("cuda"):
-        model = Qwen2ForCausalLM(config).bfloat16()
-    # Logits of standard deviation 3.6: entropies of about 5 nats, where a trained model's tokens also are.
-    torch.nn.init.normal_(model.lm_head.weight, std=0.06)
-    model.save_pretrained(folder)
-
-
-def save_data(folder: Path) -> None:
-    rows = [
-        {
-            "data_source": "words",
-            "prompt": [{"role": "user", "content": f"number {i}" + "?" * (i % 20)}],
-            "reward_model": {"style": "rule", "ground_truth": "even"},
-            "extra_info": {"index": i},
-        }
-        for i in range(256)
-    ]
-    pd.DataFrame(rows).to_parquet(folder / "train.parquet")
-    pd.DataFrame(rows[:8]).to_parquet(folder / "test.parquet")
-    (folder / "reward.py").write_text(REWARD)
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
-    save_model(folder / "model")
-    save_data(folder)
+    two_layers = {"num_hidden_layers": 2, "max_position_embeddings": 4096}
+    big.save_model(folder / "model", {**big.SHAPES["7b"], **two_layers})
+    big.save_data(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The job server of a Ray cluster of this one machine and its GPUs."""
-    folder = Path(tempfile.mkdtemp(prefix="gv-", dir="/tmp"))  # Ray's sockets need short paths
-    dashboard = free_port()
-    command = ["ray", "start", "--block", "--head", "--num-gpus=2", f"--port={free_port()}"]
-    command += [f"--dashboard-port={dashboard}", f"--temp-dir={folder}", "--node-ip-address=127.0.0.1"]
-    with (folder / "start.log").open("w") as log:
-        head = subprocess.Popen(command, env=ENVIRONMENT, stdout=log, stderr=log)
-    server = f"http://127.0.0.1:{dashboard}"
-    try:
-        deadline = time.monotonic() + 120
-        while subprocess.run(
-            ["ray", "job", "list", f"--address={server}"], env=ENVIRONMENT, capture_output=True
-        ).returncode:
-            assert head.poll() is None, (folder / "start.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(1)
+    with ray_head(gpus=2) as server:
         yield server
-    finally:
-        head.terminate()
-        head.wait(timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def submit(address: str, inputs: Path, run: Run, *overrides: str) -> None:
-    environment = {
-        **ENVIRONMENT,
+    variables = {
+        **environment(),
         "RAY_ADDRESS": address,
         "MODEL_PATH": str(inputs / "model"),
         "TRAIN_FILE": str(inputs / "train.parquet"),
@@ -162,7 +69,7 @@ def submit(address: str, inputs: Path, run: Run, *overrides: str) -> None:
     }
     command = [str(ROOT / "scripts/run_gtpo_v2_qwen2.5_32b.sh"), *ON_TWO_GPUS, *overrides]
     command.append(f"reward.custom_reward_function.path={inputs / 'reward.py'}")
-    job = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    job = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     (run.folder / "job.log").write_text(job.stdout)
     log = next(run.folder.glob("runs/*/*/train.log"), None)
     assert job.returncode == 0, job.stdout[-6000:] + (log.read_text(errors="replace")[-6000:] if log else "")
