@@ -87,13 +87,17 @@ class FusedEntropy:
         return inputs, output_args
 
     def _takes_spans(self) -> bool:
-        """Whether the model uses flash attention and hands on what it does not know, as those of transformers do."""
+        """Whether the model uses flash attention and hands on what it does not know, as those of transformers do. Some
+        that see images hand it on to the attention of the images too."""
         if not hasattr(self, "_spans_are_taken"):
             model = getattr(self.module, "_fsdp_wrapped_module", self.module)
+            if hasattr(model, "get_base_model"):  # peft's, which takes whatever it is given
+                model = model.get_base_model()
             attention = getattr(model.config, "_attn_implementation", None) or ""
             parameters = inspect.signature(model.forward).parameters.values()
             named = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-            self._spans_are_taken = named and "flash_attention" in attention
+            of_text = model.config.get_text_config() is model.config
+            self._spans_are_taken = named and of_text and "flash_attention" in attention
         return self._spans_are_taken
 
     def prepare_model_outputs(

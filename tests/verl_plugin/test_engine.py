@@ -77,6 +77,35 @@ def test_flash_attention_is_told_what_it_would_look_for(lengths: list[int], padd
         assert spans[f"max_length_{side}"] == longest
 
 
+@pytest.mark.parametrize("attention", ["flash_attention_2", "sdpa"])
+@pytest.mark.parametrize("kind", ["language", "vision", "takes no others", "LoRA", "LoRA, takes no others"])
+def test_who_is_told(kind: str, attention: str) -> None:
+    """Whoever hands it on to flash attention; not a model that hands it on to the attention of its images as well."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    from gtpo_verl.verl_plugin.engine import FusedEntropy
+
+    class TakesNoOthers(LlamaForCausalLM):
+        def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=None):
+            return super().forward(input_ids, attention_mask, position_ids, use_cache=use_cache)
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=8, **sizes)
+    make = TakesNoOthers if "takes no others" in kind else LlamaForCausalLM
+    if kind == "vision":
+        config = Qwen2_5_VLConfig(text_config=sizes, vision_config={"depth": 1})
+        make = Qwen2_5_VLForConditionalGeneration
+    with torch.device("meta"):
+        model = make(config)
+        if "LoRA" in kind:
+            model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    model.config._attn_implementation = attention
+    engine = object.__new__(FusedEntropy)
+    engine.module = model
+    assert engine._takes_spans() == (kind in ("language", "LoRA") and attention == "flash_attention_2")
+
+
 def launch(folder: Path, cases: dict, world_size: int) -> list[dict]:
     save_models(folder)
     both = {
