@@ -228,6 +228,7 @@ def _is_read_whole(request: Any) -> bool:
         and params.output_kind is RequestOutputKind.FINAL_ONLY
         and not params.detokenize
         and params.logprobs in (None, 0)
+        and not getattr(params, "logprob_token_ids", None)  # of newer releases
         and params.prompt_logprobs is None
         and not request.resumable
     )

@@ -190,6 +190,7 @@ def test_what_was_in_the_cache_of_prompts_is_said_once() -> None:
         {"output_kind": RequestOutputKind.CUMULATIVE},
         {"logprobs": 2},
         {"prompt_logprobs": 1},
+        {"logprobs": None, "logprob_token_ids": [3, 4]},
     ],
 )
 def test_who_reads_along_gets_every_token(changes) -> None:
