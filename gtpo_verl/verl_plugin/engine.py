@@ -56,6 +56,7 @@ class FusedEntropy:
     """What differs from verl's ``FSDPEngineWithLMHead``, as a mixin, so that verl is imported only when it is used."""
 
     module: Any
+    use_ulysses_sp: bool
     optimizer: Any
     optimizer_config: Any
     lr_scheduler: Any
@@ -97,7 +98,10 @@ class FusedEntropy:
             parameters = inspect.signature(model.forward).parameters.values()
             named = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
             of_text = model.config.get_text_config() is model.config
-            self._spans_are_taken = named and of_text and "flash_attention" in attention
+            # Linear attention takes them too, but sees no more than the rank's own tokens.
+            linear = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
+            whole = not (linear and self.use_ulysses_sp)
+            self._spans_are_taken = named and of_text and whole and "flash_attention" in attention
         return self._spans_are_taken
 
     def prepare_model_outputs(

@@ -102,8 +102,23 @@ def test_who_is_told(kind: str, attention: str) -> None:
             model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
     model.config._attn_implementation = attention
     engine = object.__new__(FusedEntropy)
-    engine.module = model
+    engine.module, engine.use_ulysses_sp = model, False
     assert engine._takes_spans() == (kind in ("language", "LoRA") and attention == "flash_attention_2")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_layers_without_attention_are_told_of_tokens_that_they_have(parallel: bool) -> None:
+    """With sequence parallelism, attention sees all tokens of a micro-batch, linear attention a rank's own."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    from gtpo_verl.verl_plugin.engine import FusedEntropy
+
+    with torch.device("meta"):
+        model = Qwen3NextForCausalLM(Qwen3NextConfig(num_hidden_layers=4, num_experts=0))
+    model.config._attn_implementation = "flash_attention_2"
+    engine = object.__new__(FusedEntropy)
+    engine.module, engine.use_ulysses_sp = model, parallel
+    assert engine._takes_spans() == (not parallel)
 
 
 def launch(folder: Path, cases: dict, world_size: int) -> list[dict]:
