@@ -79,8 +79,8 @@ def _tiles_kernel(
         column = n0 + tl.arange(0, BN)
         if not EVEN:
             x = tl.where(column[None, :] < V, x, float("-inf"))
-        label = tl.load(label_ptr + row, mask=row < M, other=-1)
-        here = (label >= n0) & (label < n0 + BN) & (label < V)
+        label = tl.load(label_ptr + row, mask=row < M, other=0).to(tl.int64)
+        here = (row < M) & (label >= n0) & (label < n0 + BN) & (label < V)
         # One column at most: the sum is its value.
         at = tl.sum(tl.where(column[None, :] == tl.where(here, label, -1).to(tl.int32)[:, None], x, 0.0), 1)
         tl.store(label_logit_ptr + row, at, mask=here)
@@ -96,7 +96,7 @@ def _tiles_kernel(
         # e is exactly 1 at the maximum, so this difference is the number of its occurrences up to rounding.
         ties = tl.floor(tl.sum(e, 1) - below + 0.5)
         to = part_ptr + n.to(tl.int64) * M + row
-        step = tl.cdiv(V, BN).to(tl.int64) * M
+        step = M.to(tl.int64) * tl.cdiv(V, BN)  # M is never a constant, which V is where it is 1
         tl.store(to, high, mask=row < M)
         tl.store(to + step, below + (ties - 1.0), mask=row < M)
         tl.store(to + 2 * step, tl.sum(e * d, 1), mask=row < M)
@@ -139,7 +139,7 @@ def _merge_kernel(
     m = tl.full((ROWS,), float("-inf"), tl.float32)
     others = tl.zeros((ROWS,), tl.float32)
     u = tl.zeros((ROWS,), tl.float32)
-    step = tiles_n.to(tl.int64) * M
+    step = M.to(tl.int64) * tiles_n  # which is a constant where it is 1
     for start in range(0, tiles_n, TILES):
         tile = start + tl.arange(0, TILES)
         at = part_ptr + tile.to(tl.int64)[:, None] * M + row[None, :]

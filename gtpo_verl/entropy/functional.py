@@ -30,7 +30,7 @@ def check(logits: torch.Tensor, labels: torch.Tensor, temperature: float | torch
     if logits.dim() == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits need a non-empty vocabulary dimension, got shape {tuple(logits.shape)}")
     check_labels(logits.shape[:-1], logits.device, labels)
-    return check_temperature(temperature, labels)
+    return check_temperature(temperature, labels, logits.dtype)
 
 
 def check_labels(leading: torch.Size, device: torch.device, labels: torch.Tensor) -> None:
@@ -42,13 +42,16 @@ def check_labels(leading: torch.Size, device: torch.device, labels: torch.Tensor
         raise ValueError(f"labels are on {labels.device}, the logits on {device}")
 
 
-def check_temperature(temperature: float | torch.Tensor, labels: torch.Tensor) -> float | torch.Tensor:
+def check_temperature(
+    temperature: float | torch.Tensor, labels: torch.Tensor, dtype: torch.dtype
+) -> float | torch.Tensor:
+    """A tensor becomes float64 for logits of that ``dtype`` and else fp32, which is all that the kernels take."""
     if isinstance(temperature, torch.Tensor):
         if temperature.shape != labels.shape:
             raise ValueError(f"temperature has shape {tuple(temperature.shape)}, expected {tuple(labels.shape)}")
         if temperature.requires_grad:
             raise ValueError("temperature carries no gradient: detach it")
-        dtype = torch.float64 if temperature.dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if dtype == torch.float64 else torch.float32
         return temperature.to(device=labels.device, dtype=dtype)
     temperature = float(temperature)
     if not (temperature > 0 and math.isfinite(temperature)):

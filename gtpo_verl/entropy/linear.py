@@ -48,7 +48,7 @@ def _check(
             f"hidden states [..., E] and weight [V, E] expected, got {tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
     check_labels(hidden.shape[:-1], hidden.device, labels)
-    return check_temperature(temperature, labels)
+    return check_temperature(temperature, labels, hidden.dtype)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

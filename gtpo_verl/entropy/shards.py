@@ -82,7 +82,7 @@ def combine_statistics(
     others = torch.stack([p.others for p in partials])
     u = torch.stack([p.u for p in partials])
     label_logit = torch.stack([p.label_logit for p in partials])
-    temperature = check_temperature(temperature, partials[0].max_logit)
+    temperature = check_temperature(temperature, partials[0].max_logit, partials[0].max_logit.dtype)
 
     # A shard of only -inf (a masked or padded part of the vocabulary) holds no probability, and NaN statistics.
     empty = max_logit == float("-inf")

@@ -56,6 +56,7 @@ class FusedEntropy:
     """What differs from verl's ``FSDPEngineWithLMHead``, as a mixin, so that verl is imported only when it is used."""
 
     module: Any
+    use_ulysses_sp: bool
     optimizer: Any
     optimizer_config: Any
     lr_scheduler: Any
@@ -87,13 +88,20 @@ class FusedEntropy:
         return inputs, output_args
 
     def _takes_spans(self) -> bool:
-        """Whether the model uses flash attention and hands on what it does not know, as those of transformers do."""
+        """Whether the model uses flash attention and hands on what it does not know, as those of transformers do. Some
+        that see images hand it on to the attention of the images too."""
         if not hasattr(self, "_spans_are_taken"):
             model = getattr(self.module, "_fsdp_wrapped_module", self.module)
+            if hasattr(model, "get_base_model"):  # peft's, which takes whatever it is given
+                model = model.get_base_model()
             attention = getattr(model.config, "_attn_implementation", None) or ""
             parameters = inspect.signature(model.forward).parameters.values()
             named = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-            self._spans_are_taken = named and "flash_attention" in attention
+            of_text = model.config.get_text_config() is model.config
+            # Linear attention takes them too, but sees no more than the rank's own tokens.
+            linear = "linear_attention" in (getattr(model.config, "layer_types", None) or ())
+            whole = not (linear and self.use_ulysses_sp)
+            self._spans_are_taken = named and of_text and whole and "flash_attention" in attention
         return self._spans_are_taken
 
     def prepare_model_outputs(

@@ -84,3 +84,16 @@ def test_the_matmul_that_writes_no_logits(compiled, dtype, plain):
     assert "wgmma.wait_group.sync.aligned \t1" in ptx or "wgmma.wait_group.sync.aligned 1" in ptx
     assert "cp.async.bulk.tensor" in ptx
     compiled(fused._merge_kernel, {"PER_ROW": not plain, "ROWS": 64, "TILES": 16}, types, aligned=["part_ptr"], warps=4)
+
+
+def test_a_vocabulary_of_one_tile(compiled):
+    """Triton makes a constant of a number that is 1, which has not all that a number of the GPU has."""
+    fused = pytest.importorskip("gtpo_verl.entropy._fused")
+    constants = {"PER_ROW": False, "ROWS": 64, "TILES": 16, "tiles_n": 1}
+    compiled(fused._merge_kernel, constants, {"M": "i32"}, aligned=["part_ptr"], warps=4)
+    bm, bn, bk, group, stages = fused.SHAPE
+    types = {"hidden": f"tensordesc<bf16[{bm}, {bk}]>", "weight": f"tensordesc<bf16[{bn}, {bk}]>"}
+    types |= dict.fromkeys(("M", "K", "first_tile", "tiles"), "i32")
+    constants = {"BM": bm, "BN": bn, "BK": bk, "GROUP": group, "PROGRAMS": 132, "FLAT": True, "FAST": True, "V": 1}
+    constants |= {"EVEN": False, "PER_ROW": False}
+    compiled(fused._tiles_kernel, constants, types, aligned=["part_ptr", "K"], warps=fused.WARPS, stages=stages)

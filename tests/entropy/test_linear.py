@@ -89,6 +89,14 @@ def test_the_matmul_that_writes_no_logits(device, vocabulary, chunk_tokens, per_
     assert ours[1][7].item() == pytest.approx(math.log(vocabulary), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_labels_of_any_integer_type(device, dtype):
+    hidden, weight, labels, _ = make(device, torch.float16, tokens=(36,), vocabulary=300)
+    labels = labels.clamp(max=255)
+    narrow, wide = (linear_logprob_entropy(hidden, weight, each)[0] for each in (labels.to(dtype), labels))
+    assert torch.equal(narrow, wide)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("columns", [256, 1 << 20])
 def test_half_logits_far_below_zero(device, dtype, columns, monkeypatch, exact):

@@ -36,6 +36,20 @@ def test_shards_match_float64_in_any_order(device, bounds, dtype, policy_logits,
         assert_close_to_exact(log_prob, entropy, truth)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_float64_temperature_is_that_of_the_logits_dtype(device, dtype, policy_logits):
+    """The kernels take none of float64, and results are as wide as the logits say."""
+    logits, labels = policy_logits(2, 5, 600, dtype=dtype, device=device)
+    temperature = torch.full((2, 5), 0.7, dtype=torch.float64, device=device)
+    whole = logprob_entropy(logits, labels, temperature)
+    of_parts = parts(logits, labels, temperature, BOUNDS["unequal"])[0]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert {value.dtype for value in (*whole, *of_parts)} == {wide}
+    if wide == torch.float32:
+        for value, same in zip(whole, logprob_entropy(logits, labels, temperature.float()), strict=True):
+            assert torch.equal(value, same)
+
+
 @pytest.mark.parametrize("bounds", ["halves", "unequal"] if interpreted else BOUNDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("level", [-200.0, 10000.0])

@@ -77,6 +77,50 @@ def test_flash_attention_is_told_what_it_would_look_for(lengths: list[int], padd
         assert spans[f"max_length_{side}"] == longest
 
 
+@pytest.mark.parametrize("attention", ["flash_attention_2", "sdpa"])
+@pytest.mark.parametrize("kind", ["language", "vision", "takes no others", "LoRA", "LoRA, takes no others"])
+def test_who_is_told(kind: str, attention: str) -> None:
+    """Whoever hands it on to flash attention; not a model that hands it on to the attention of its images as well."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    from gtpo_verl.verl_plugin.engine import FusedEntropy
+
+    class TakesNoOthers(LlamaForCausalLM):
+        def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=None):
+            return super().forward(input_ids, attention_mask, position_ids, use_cache=use_cache)
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = LlamaConfig(vocab_size=8, **sizes)
+    make = TakesNoOthers if "takes no others" in kind else LlamaForCausalLM
+    if kind == "vision":
+        config = Qwen2_5_VLConfig(text_config=sizes, vision_config={"depth": 1})
+        make = Qwen2_5_VLForConditionalGeneration
+    with torch.device("meta"):
+        model = make(config)
+        if "LoRA" in kind:
+            model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    model.config._attn_implementation = attention
+    engine = object.__new__(FusedEntropy)
+    engine.module, engine.use_ulysses_sp = model, False
+    assert engine._takes_spans() == (kind in ("language", "LoRA") and attention == "flash_attention_2")
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_layers_without_attention_are_told_of_tokens_that_they_have(parallel: bool) -> None:
+    """With sequence parallelism, attention sees all tokens of a micro-batch, linear attention a rank's own."""
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    from gtpo_verl.verl_plugin.engine import FusedEntropy
+
+    with torch.device("meta"):
+        model = Qwen3NextForCausalLM(Qwen3NextConfig(num_hidden_layers=4, num_experts=0))
+    model.config._attn_implementation = "flash_attention_2"
+    engine = object.__new__(FusedEntropy)
+    engine.module, engine.use_ulysses_sp = model, parallel
+    assert engine._takes_spans() == (not parallel)
+
+
 def launch(folder: Path, cases: dict, world_size: int) -> list[dict]:
     save_models(folder)
     both = {

@@ -443,9 +443,15 @@ def test_ray_starts_workers_itself_where_a_fork_would_not_do(context: str, tmp_p
     assert "Ray starts this worker by itself" in result.stderr
 
 
-def test_a_worker_gets_its_environment(server: subprocess.Popen, tmp_path: Path) -> None:
+def test_a_worker_gets_its_environment(
+    server: subprocess.Popen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray's own program sets it: references to other variables are replaced."""
+    from ray._private.utils import update_envs
+
+    variables = {"OF_ONE": "yes", "PATH": "/of/one:$PATH", "OTHERS": "${OF_ONE} $OF_ONE_ ${OF_ONE_} $ $$OF_ONE ${}"}
     program = tmp_path / "report.py"
-    context = json.dumps({"env_vars": {"OF_ONE": "yes"}, "py_executable": sys.executable})
+    context = json.dumps({"env_vars": variables, "py_executable": sys.executable})
     command = [sys.executable, ray_worker.__file__, str(program), "0", "--language=PYTHON"]
     command.append(f"--serialized-runtime-env-context={context}")
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, input="", start_new_session=True)
@@ -453,6 +459,10 @@ def test_a_worker_gets_its_environment(server: subprocess.Popen, tmp_path: Path)
     assert report["arguments"] == ["0"]
     assert report["environment"]["OF_ONE"] == "yes"
     assert report["parent"] == server.pid
+    for name in variables:
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    update_envs(variables)
+    assert {name: report["environment"][name] for name in variables} == {name: os.environ[name] for name in variables}
 
 
 RAY = """

@@ -46,7 +46,8 @@ def start(config: DictConfig, folder: str, log: str) -> None:
 
     # Libraries start as many threads when they are loaded; Ray says the same to its workers, but later.
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    environment = {**threads, **environment, **ray_worker.environment_of_all(), **_QUIET}
+    environment = ray_worker.with_variables({**os.environ, **threads}, environment)
+    environment |= {**ray_worker.environment_of_all(), **_QUIET}
     start_server(folder, log, f"{__name__}.preload", environment)
     # From the environment of the driver: Ray ends a worker that takes longer to report, and forks wait for all imports.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", _PATIENCE_SECONDS)

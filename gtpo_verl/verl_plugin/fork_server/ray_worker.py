@@ -6,7 +6,9 @@ read a line of JSON and then starts Python a second time, where all imports begi
 
 import json
 import os
+import re
 import sys
+from collections.abc import Mapping
 
 from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork
 
@@ -34,6 +36,16 @@ def environment_of_all() -> dict[str, str]:
     return {"RAY_RAYLET_PID": str(os.getpid()), "RAY_JOB_ID": "01000000"}
 
 
+def with_variables(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """As a runtime environment sets them (ray/_private/utils.py, `update_envs`): one after another, `$NAME` and
+    `${NAME}` in them replaced. Not by that function, whose import takes as long as Ray's."""
+    result = dict(environment)
+    for name, value in variables.items():
+        known = re.sub(r"\$(\w+|\{[^}]*\})", lambda it: result.get(it[1].strip("{}"), it[0]), value, flags=re.ASCII)
+        result[name] = re.sub(r"\$\{[A-Z0-9_]+\}", "", known)
+    return result
+
+
 def main(arguments: list[str]) -> None:
     """The program: `setup_worker.py`, for workers that need nothing but environment variables of their own."""
     options = {option: value for option in (_CONTEXT, _LANGUAGE) for value in arguments if value.startswith(option)}
@@ -48,7 +60,7 @@ def main(arguments: list[str]) -> None:
     try:
         if not plain:
             raise OSError("not a worker of the run's own Python")
-        connection = fork(worker, [0, 1, 2], {**os.environ, **context.get("env_vars", {})})
+        connection = fork(worker, [0, 1, 2], with_variables(os.environ, context.get("env_vars", {})))
         if len(connection.recv(NUMBER.size)) < NUMBER.size:
             raise OSError("the fork server has ended")
     except (OSError, KeyError) as error:

@@ -109,6 +109,7 @@ class _WholeResponses:
         self._kept: dict[str, Kept] = {}
         self._logprobs = SampledLogprobs()
         self._aborted: dict[str, EngineCoreOutput] = {}
+        self._in_step = False
         send_tokens_of_aborted_requests()
         copy_what_is_sent()
         if self.connector is None:  # else other engines have a say in what is cached
@@ -130,7 +131,9 @@ class _WholeResponses:
         )
         if together:
             model_runner_output.logprobs = None  # which vLLM would cut into arrays of one token
+        self._in_step = True
         by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self._in_step = False
         for outputs in by_client.values():  # of a thousand requests a step
             found = outputs.outputs
             kept = [self._kept.get(output.request_id) for output in found]
@@ -183,6 +186,8 @@ class _WholeResponses:
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         finished = super().finish_requests(request_ids, finished_status)  # type: ignore[misc]
+        if self._in_step:  # vLLM's own call, as for a grammar that does not compile: the step's outputs say so
+            return finished
         # Until the next call, for the engine to send (below); a client that is gone asks for nothing.
         self._aborted = {}
         for name in [name for name in self._kept if self._is_over(name)]:
@@ -223,6 +228,7 @@ def _is_read_whole(request: Any) -> bool:
         and params.output_kind is RequestOutputKind.FINAL_ONLY
         and not params.detokenize
         and params.logprobs in (None, 0)
+        and not getattr(params, "logprob_token_ids", None)  # of newer releases
         and params.prompt_logprobs is None
         and not request.resumable
     )

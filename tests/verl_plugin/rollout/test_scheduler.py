@@ -23,6 +23,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.requests: dict[str, SimpleNamespace] = {}
+        self.failing: list[str] = []  # that vLLM ends of itself in the next step
 
     def add_request(self, request) -> None:
         self.requests[request.request_id] = request
@@ -35,6 +36,12 @@ class Steps:
             if model_runner_output.logprobs is not None:
                 row = model_runner_output.req_id_to_index[output.request_id]
                 output.new_logprobs = model_runner_output.logprobs.slice_request(row, len(output.new_token_ids))
+            if output.finish_reason is not None:
+                del self.requests[output.request_id]
+        failed, self.failing = self.failing, []
+        if failed:
+            self.finish_requests(failed, None)
+        outputs += [EngineCoreOutput(name, [], finish_reason=FinishReason.ERROR) for name in failed]
         return {0: EngineCoreOutputs(outputs=outputs)}
 
     def finish_requests(self, request_ids, finished_status):
@@ -183,6 +190,7 @@ def test_what_was_in_the_cache_of_prompts_is_said_once() -> None:
         {"output_kind": RequestOutputKind.CUMULATIVE},
         {"logprobs": 2},
         {"prompt_logprobs": 1},
+        {"logprobs": None, "logprob_token_ids": [3, 4]},
     ],
 )
 def test_who_reads_along_gets_every_token(changes) -> None:
@@ -209,6 +217,22 @@ def test_tokens_of_ended_requests_are_there_for_the_engine_once() -> None:
     assert scheduler.take_aborted(["a"]) == []
     scheduler.finish_requests(["c"], None)
     assert scheduler.take_aborted(["b"]) == []
+    assert scheduler._kept == {}
+
+
+def test_requests_that_vllm_ends_within_a_step() -> None:
+    """As where a grammar cannot be compiled: others end in the same step, or go on."""
+    scheduler = Scheduler()
+    for name in "abc":
+        scheduler.add_request(request(name))
+    scheduler.step(*(tokens(3, name=name) for name in "abc"))
+    scheduler.failing = ["b"]
+    first, second = scheduler.step(tokens(4, finish_reason=FinishReason.STOP), tokens(5, name="c"))
+    check(first, 3, 4)
+    assert (second.request_id, second.finish_reason) == ("b", FinishReason.ERROR)
+    check(second, 3)
+    (output,) = scheduler.step(tokens(6, name="c", finish_reason=FinishReason.STOP))
+    check(output, 3, 5, 6)
     assert scheduler._kept == {}
 
 
