@@ -58,8 +58,9 @@ def ray_head(gpus: int, object_store_bytes: int | None = None) -> Iterator[str]:
     server = f"http://127.0.0.1:{dashboard}"
     try:
         deadline = time.monotonic() + _START_SECONDS
-        listing = ["ray", "job", "list", f"--address={server}"]
-        while subprocess.run(listing, env=environment(), capture_output=True).returncode:
+        # The server answers before there is an agent to run a job.
+        trial = ["ray", "job", "submit", f"--address={server}", "--", "true"]
+        while subprocess.run(trial, env=environment(), capture_output=True).returncode:
             if head.poll() is not None or time.monotonic() > deadline:
                 said = (folder / "start.log").read_text(errors="replace")
                 raise RuntimeError(f"Ray did not start:\n{said[-4000:]}")
