@@ -177,6 +177,7 @@ class Table:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                encoding="utf-8",
                 errors="replace",
             ) as process,
         ):

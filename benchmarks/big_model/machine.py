@@ -79,7 +79,9 @@ def gpu_memory() -> list[tuple[float, float]]:
     """GiB in use and in all of each card; empty where `nvidia-smi` finds none."""
     command = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", timeout=30, check=True
+        ).stdout
         pairs = [[float(number) / 1024 for number in line.split(",")] for line in output.splitlines()]
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
@@ -90,7 +92,9 @@ def gpu_name() -> str | None:
     """Of the first card."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        names = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+        names = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", timeout=30, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     return names[0].strip() if names else None
@@ -158,7 +162,7 @@ def check_growth(gib: int, limit_file: Path = _CGROUP_LIMIT) -> None:
         ValueError: the control group's limit is smaller.
     """
     try:
-        limit = int(limit_file.read_text())
+        limit = int(limit_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no control group, or "max"
         return
     if gib * GIB > limit:
@@ -172,7 +176,7 @@ def fill(gib: int) -> None:
     """
     import torch
 
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     before, blocks = psutil.virtual_memory().total, list[torch.Tensor]()
     patience = time.monotonic() + 30
     while len(blocks) < gib and psutil.virtual_memory().total < gib * GIB:
