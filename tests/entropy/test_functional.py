@@ -435,7 +435,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.skipif(interpreted, reason="the interpreter works on copies of its own")
+@pytest.mark.skipif(interpreted, reason="measures memory, and Triton's interpreter works on copies of its own")
 @pytest.mark.parametrize("per_token", [False, True])
 def test_nothing_as_large_as_the_logits_is_made(device, per_token, policy_logits):
     """Neither for the entropies nor, with the gradient in the logits' memory, on the way back."""

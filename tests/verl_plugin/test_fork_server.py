@@ -181,7 +181,9 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOLDER", str(tmp_path))
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="compiles a stand-in for the GPU driver's library: needs a C compiler"
+)
 @pytest.mark.parametrize("preload", UNFIT, ids=UNFIT.values())
 def test_a_server_whose_forks_would_not_do_serves_none(
     preload: str, folder: Path, driver: None, tmp_path: Path
@@ -203,7 +205,9 @@ def test_a_server_whose_forks_would_not_do_serves_none(
     assert UNFIT[preload] in said[0]
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="compiles a stand-in for the GPU driver's library: needs a C compiler"
+)
 @pytest.mark.parametrize("preload", ["import torch.cuda; answer = 42", f"{LOADS_DRIVER}; answer = 42"])
 def test_a_server_that_could_have_called_cuda_serves(preload: str, folder: Path, driver: None, tmp_path: Path) -> None:
     """torch is there, and NVIDIA's driver; nothing has called it."""

@@ -132,8 +132,10 @@ class _WholeResponses:
         if together:
             model_runner_output.logprobs = None  # which vLLM would cut into arrays of one token
         self._in_step = True
-        by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        self._in_step = False
+        try:
+            by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        finally:
+            self._in_step = False
         for outputs in by_client.values():  # of a thousand requests a step
             found = outputs.outputs
             kept = [self._kept.get(output.request_id) for output in found]
