@@ -269,6 +269,39 @@ def test_no_import_initialises_cuda(then: str, called: list[str]) -> None:
     assert list(calls) == called, calls
 
 
+@pytest.mark.parametrize(("bad", "serves_forks"), [(1, True), (3, True), (4, False)])
+def test_what_initialises_cuda_is_left_out(folder: Path, tmp_path: Path, bad: int, serves_forks: bool) -> None:
+    """The server begins again without it. Torch's word stands for a GPU."""
+    names = [f"module_{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        lines = ["import torch", "torch.cuda.is_initialized = lambda: True"] if 1 <= number <= bad else []
+        (tmp_path / f"{name}.py").write_text("\n".join([*lines, f"answer = {number}"]))
+    (tmp_path / "all_of_them.py").write_text(
+        f"from gtpo_verl.verl_plugin.fork_server.cuda import import_all\nimport_all({names!r})"
+    )
+    (tmp_path / "report.py").write_text(
+        "import json, os, sys\njson.dump({'modules': [n for n in sys.modules if n.startswith('module_')],"
+        "'left out': os.environ.get('GTPO_VERL_FORK_SERVER_LEAVES_OUT')}, sys.stdout)"
+    )
+    log = tmp_path / "log"
+    server = fork_server.start_server(str(folder), str(log), "all_of_them", {})
+    try:
+        if serves_forks:
+            assert run(tmp_path / "report.py", "0")[1] == {"modules": [names[0], *names[bad + 1 :]], "left out": None}
+        else:
+            server.wait(timeout=120)
+            assert not serves()
+    finally:
+        server.kill()
+        server.wait()
+    said = log.read_text()
+    for name in names[1 : bad + 1]:
+        assert f"{name} initialises CUDA when it is imported" in said
+    assert ("fork server: ready" in said) == serves_forks
+    refused = "fork server: not used" in said and "module_4 initialises CUDA when it is imported, as did" in said
+    assert refused != serves_forks
+
+
 ON_GPU = """
     import json, os, sys
     import torch

@@ -3,7 +3,7 @@
 A run is a dozen Python processes, most of which import torch, transformers, verl and vLLM: ten seconds of a core each,
 one process after another. `server` imports them once; `ray_worker` and `vllm` have Ray's workers and vLLM's engine
 forked from it. Only where the run starts a Ray of its own: the server belongs to this machine and this run. A fork
-cannot use a CUDA that was initialised before it, so the server serves none where that has happened (`server.unfit`),
+cannot use a CUDA that was initialised before it, so the server serves none where that has happened (`cuda.unfit`),
 and every process starts as it would without it.
 """
 

@@ -45,7 +45,7 @@ def fork(
 
 
 def serves() -> bool:
-    """Whether this run has a server that would answer. One that found its forks unfit has ended (`server.unfit`)."""
+    """Whether this run has a server that would answer. One that found its forks unfit has ended (`cuda.unfit`)."""
     if ADDRESS not in os.environ:
         return False
     with socket.socket(socket.AF_UNIX) as connection:

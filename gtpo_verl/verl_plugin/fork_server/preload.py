@@ -1,6 +1,5 @@
 """What the processes of a run import, imported here."""
 
-import importlib
 import os
 import sys
 import traceback
@@ -25,7 +24,7 @@ _HERE = os.getpid()
 
 
 def _say_who() -> None:
-    """Where CUDA is initialised in this process, after which the server serves no forks (`server.unfit`)."""
+    """Where CUDA is initialised in this process, after which the server serves no forks (`cuda.unfit`)."""
     if os.getpid() == _HERE:
         print("fork server: CUDA is initialised here:", file=sys.stderr)
         traceback.print_stack()
@@ -45,6 +44,7 @@ finally:
     verl.utils.device.get_device_capability = _get_device_capability
 
 from gtpo_verl.verl_plugin import cpu  # noqa: E402
+from gtpo_verl.verl_plugin.fork_server import cuda  # noqa: E402
 
 _MODULES = (
     "ray._private.workers.default_worker",
@@ -72,5 +72,4 @@ _ON_GPU = (
 # vLLM reads some of these when it is imported; in a worker Ray has set them before.
 for _name, _value in PPO_RAY_RUNTIME_ENV["env_vars"].items():
     os.environ.setdefault(_name, _value)
-for _name in (*_MODULES, *(_ON_CPU if cpu.enabled() else _ON_GPU)):
-    importlib.import_module(_name)
+cuda.import_all((*_MODULES, *(_ON_CPU if cpu.enabled() else _ON_GPU)))

@@ -24,15 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from gtpo_verl.runtime.ending import without_teardown
+from gtpo_verl.verl_plugin.fork_server import cuda
 from gtpo_verl.verl_plugin.fork_server.client import NUMBER
 
 MULTIPROCESSING = "multiprocessing"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _REAP_SECONDS = 0.2
 _MAX_DESCRIPTORS = 253  # the kernel's SCM_MAX_FD
-_PROBE_SECONDS = 30
-_MOST_USERS = 1000
-_CUDA_ERROR_NOT_INITIALIZED = 3  # cuda.h; what `cuInit` says in a fork of a process that has called it
+_MOST_STARTS = 4  # of this program, each with one module less
 
 # Environment variables that libraries set when they are imported, such as vLLM for its engine.
 _set_by_imports: dict[str, str] = {}
@@ -47,8 +46,16 @@ def main(descriptor: str, module: str, parent: str) -> tuple[dict[str, Any], lis
     before, began = dict(os.environ), time.monotonic()
     try:
         importlib.import_module(module)
-        close_nvml()
-        reason = unfit()
+        cuda.close_nvml()
+        reason = cuda.unfit()
+    except cuda.InitialisedError as error:
+        left_out = [*cuda.left_out_modules(), error.module]
+        if len(left_out) < _MOST_STARTS:
+            print(f"fork server: {error}; begins again without it", flush=True)
+            listener.set_inheritable(True)
+            program = [sys.executable, "-m", f"{__package__}.server", descriptor, module, parent]
+            os.execve(sys.executable, program, {**before, cuda.LEFT_OUT: ",".join(left_out)})
+        reason = f"{error}, as did {', '.join(left_out[:-1])}"
     except Exception as error:
         traceback.print_exc()
         reason = f"{module} cannot be imported: {error!r}"
@@ -63,60 +70,14 @@ def main(descriptor: str, module: str, parent: str) -> tuple[dict[str, Any], lis
     return serve(listener)
 
 
-def unfit() -> str | None:
-    """Why forks of this process would not do; None where they do.
-
-    CUDA is for the process that initialised it: a fork finds it broken, whether torch knows of it or not. Nothing here
-    initialises it in this process; a fork that ends at once tries.
-    """
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    if cuda is None:
-        return None
-    if cuda.is_initialized():
-        return "what it imports has initialised CUDA"
-    driver = _is_loaded("libcuda.so")  # else nobody can have called it
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(_PROBE_SECONDS)
-            broken = cuda._is_in_bad_fork()
-            if driver and not broken:
-                broken = ctypes.CDLL("libcuda.so.1").cuInit(0) == _CUDA_ERROR_NOT_INITIALIZED
-            code = 2 if broken else 0
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code == 2:
-        return "what it imports has called CUDA, which a fork cannot use then"
-    return None if code == 0 else f"a fork that tried CUDA ended with {code}"
-
-
-def close_nvml() -> None:
-    """Closes the library that torch asks for the number of GPUs and leaves open; whoever needs it opens it again."""
-    if not _is_loaded("libnvidia-ml.so"):
-        return
-    shutdown = ctypes.CDLL("libnvidia-ml.so.1").nvmlShutdown
-    for _ in range(_MOST_USERS):  # it counts who has opened it
-        if shutdown() != 0:
-            return
-
-
-def _is_loaded(library: str) -> bool:
-    return library.encode() in Path("/proc/self/maps").read_bytes()
-
-
 def _state() -> str:
     """What a fork could inherit to its harm: threads, which it does not have, and open devices."""
-    threads, devices = [], set()
+    threads = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
             threads.append(task.joinpath("comm").read_text(encoding="utf-8", errors="replace").strip())
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of the listing itself
-            devices.add(os.readlink(descriptor))
-    open_devices = sorted(device for device in devices if device.startswith("/dev/nvidia"))
-    return f"threads: {', '.join(threads)}; NVIDIA devices open: {', '.join(open_devices) or 'none'}"
+    devices = ", ".join(sorted(cuda.open_devices())) or "none"
+    return f"threads: {', '.join(threads)}; NVIDIA devices open: {devices}"
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
