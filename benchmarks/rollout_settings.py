@@ -5,7 +5,7 @@
 Many requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
 them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
 before. Seconds are those from the first request to the last response; processor seconds are the server's own process,
-which is what waits in a training step. Engines that differ take turns, one at a time.
+which is what waits in a training step; `start` those of the engine. Engines that differ take turns, one at a time.
 """
 
 import argparse
@@ -29,6 +29,12 @@ WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("and graphs up to 1,024", {"graphs": True}, {"output_kind": "FINAL_ONLY", "detokenize": False}),
     ("and kept in the scheduler", {"graphs": True, "whole": True}, {"whole": True}),
     ("without log-probabilities", {"graphs": True, "whole": True}, {"whole": True, "logprobs": None}),
+    ("and nothing compiled", {"graphs": True, "whole": True, "compiled": False}, {"whole": True}),
+    (
+        "and the worker in the engine's process",
+        {"graphs": True, "whole": True, "compiled": False, "uni": True},
+        {"whole": True},
+    ),
 ]
 
 
@@ -40,22 +46,35 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1024, 256], help="for each number of tokens")
     parser.add_argument("--repeats", type=int, default=3, help="of requests shorter than 1,000 tokens; others: one")
     parser.add_argument("--memory", type=float, default=0.5, help="gpu_memory_utilization")
+    parser.add_argument("--ways", type=int, nargs="+", default=range(len(WAYS)), help="by number, from 0")
     options = parser.parse_args()
     asyncio.run(measure(options))
 
 
 async def measure(options: argparse.Namespace) -> None:
-    engine, arguments = None, None
+    engine, arguments, started = None, None, 0.0
     with open(options.csv, "w", newline="", encoding="utf-8") as file:
         card = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        columns = ["way", "requests", "tokens", "seconds", "fastest", "slowest", "server_cpu_seconds", "repeats"]
+        columns = [
+            "way",
+            "requests",
+            "tokens",
+            "seconds",
+            "fastest",
+            "slowest",
+            "server_cpu_seconds",
+            "repeats",
+            "start",
+        ]
         table = csv.DictWriter(file, [*columns, "card", "date"])
         table.writeheader()
-        for way, wanted, sampling in WAYS:
+        for way, wanted, sampling in [WAYS[number] for number in options.ways]:
             if engine is None or wanted != arguments:
                 if engine is not None:
                     engine.shutdown()
+                began = time.perf_counter()
                 engine, arguments = start(options, wanted), wanted
+                started = time.perf_counter() - began
                 await rollout(engine, options.requests[0], 32, sampling)
             for requests, tokens in zip(options.requests, options.tokens, strict=True):
                 times = [
@@ -72,6 +91,7 @@ async def measure(options: argparse.Namespace) -> None:
                     "slowest": round(max(seconds), 3),
                     "server_cpu_seconds": round(statistics.median([own for _, own in times]), 3),
                     "repeats": len(times),
+                    "start": round(started, 1),
                     "card": card,
                     "date": datetime.date.today().isoformat(),
                 }
@@ -83,7 +103,7 @@ async def measure(options: argparse.Namespace) -> None:
 
 
 def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
-    """vLLM's engine in a process of its own, and its worker in another, as verl starts it."""
+    """vLLM's engine in a process of its own, and its worker in another, as verl starts it, but for `uni`."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -97,6 +117,8 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
         more |= {"enforce_eager": True, "dtype": "float32"}
     elif wanted.get("graphs"):
         more["compilation_config"] = {"cudagraph_capture_sizes": GRAPHS}
+        if not wanted.get("compiled", True):
+            more["compilation_config"] |= {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     arguments = AsyncEngineArgs(
         model=options.model,
         max_model_len=max(options.tokens) + 64,
@@ -104,7 +126,7 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
         max_num_seqs=max(options.requests),
         max_num_batched_tokens=16384,
         gpu_memory_utilization=options.memory,
-        distributed_executor_backend="mp",
+        distributed_executor_backend="uni" if wanted.get("uni") else "mp",
         disable_log_stats=True,
         **more,
     )

@@ -10,11 +10,17 @@ import yaml
 
 @dataclass(frozen=True)
 class Scale:
-    """How a set is spread over a machine: `side_by_side` runs on each of `cards`; 0 cards: on the processors."""
+    """How a set is spread over a machine: `side_by_side` runs on each of `cards`; 0 cards: on the processors.
+
+    Attributes:
+        seconds_apart: between two starts on a card. Two vLLMs that measure its memory at the same time take each
+            other's for their own; with `kv_cache_memory_bytes` they do not measure.
+    """
 
     cards: int
     side_by_side: int
     overrides: list[str] = field(default_factory=list)
+    seconds_apart: float = 30.0
 
 
 @dataclass(frozen=True)

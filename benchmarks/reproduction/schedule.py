@@ -1,6 +1,7 @@
 """Runs on cards: at most so many on each, and starts on a card so many seconds apart."""
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -13,9 +14,6 @@ from typing import Any
 from benchmarks.reproduction.manifest import Planned, Scale
 from gtpo_verl.report import prompts
 
-# Two vLLMs that start on one card at the same time take each other's memory for their own.
-SECONDS_APART = 30.0
-
 
 class Schedule:
     """Runs on cards: at most so many on each, and starts on a card so many seconds apart.
@@ -25,11 +23,10 @@ class Schedule:
         runs_dir: folder of the runs' folders.
     """
 
-    def __init__(self, command: Sequence[str], scale: Scale, runs_dir: Path, seconds_apart: float = SECONDS_APART):
+    def __init__(self, command: Sequence[str], scale: Scale, runs_dir: Path):
         self._command = list(command)
         self._scale = scale
         self._runs_dir = runs_dir
-        self._apart = seconds_apart
         self._last_start: dict[int, float] = {}
         self._running: dict[Planned, tuple[int, float, subprocess.Popen]] = {}
         self.stopped_by: int | None = None
@@ -60,11 +57,12 @@ class Schedule:
 
     def _free_card(self) -> int | None:
         """The card with the fewest runs of those on which one may start now."""
-        now, used = time.monotonic(), Counter(card for card, _, _ in self._running.values())
+        since = time.monotonic() - self._scale.seconds_apart
+        used = Counter(card for card, _, _ in self._running.values())
         free = [
             card
             for card in range(max(1, self._scale.cards))
-            if used[card] < self._scale.side_by_side and now - self._last_start.get(card, -1e9) >= self._apart
+            if used[card] < self._scale.side_by_side and self._last_start.get(card, -math.inf) <= since
         ]
         return min(free, key=lambda card: used[card], default=None)
 

@@ -52,8 +52,8 @@ def planned(count, *overrides):
     return [Planned(f"dapo-seed{seed}", overrides) for seed in range(1, count + 1)]
 
 
-def schedule(tmp_path, scale, seconds_apart=0.0):
-    return Schedule([sys.executable, "-c", PROGRAM], scale, tmp_path / "a, b=c's", seconds_apart)
+def schedule(tmp_path, scale):
+    return Schedule([sys.executable, "-c", PROGRAM], scale, tmp_path / "a, b=c's")
 
 
 def times(tmp_path):
@@ -65,7 +65,7 @@ def most_at_once(spans):
 
 
 def test_so_many_run_on_each_card(tmp_path):
-    ended = list(schedule(tmp_path, Scale(2, 2, [])).finished(planned(7, "seconds=1")))
+    ended = list(schedule(tmp_path, Scale(2, 2, seconds_apart=0)).finished(planned(7, "seconds=1")))
     assert sorted(run.name for run, _, _ in ended) == [f"dapo-seed{seed}" for seed in range(1, 8)]
     by_card = {card: [one for one in times(tmp_path) if one["card"] == card] for card in ("0", "1")}
     assert [len(spans) for spans in by_card.values()] in ([4, 3], [3, 4])
@@ -75,13 +75,13 @@ def test_so_many_run_on_each_card(tmp_path):
 
 def test_without_cards_the_environment_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    list(schedule(tmp_path, Scale(0, 1, [])).finished(planned(2, "seconds=0.5")))
+    list(schedule(tmp_path, Scale(0, 1, seconds_apart=0)).finished(planned(2, "seconds=0.5")))
     assert [one["card"] for one in times(tmp_path)] == ["5", "5"]
     assert most_at_once(times(tmp_path)) == 1
 
 
 def test_starts_on_a_card_are_apart_and_on_two_cards_at_once(tmp_path):
-    list(schedule(tmp_path, Scale(2, 3, []), seconds_apart=2.0).finished(planned(4, "seconds=5")))
+    list(schedule(tmp_path, Scale(2, 3, seconds_apart=2.0)).finished(planned(4, "seconds=5")))
     began = {card: sorted(one["began"] for one in times(tmp_path) if one["card"] == card) for card in ("0", "1")}
     assert all(second - first > 1.5 for first, second in began.values())
     assert most_at_once(times(tmp_path)) == 4
@@ -89,12 +89,12 @@ def test_starts_on_a_card_are_apart_and_on_two_cards_at_once(tmp_path):
 
 def test_a_run_that_fails_stops_no_other(tmp_path):
     runs = [*planned(1, "code=3"), Planned("gtpo_v1-seed1", ())]
-    ended = {run.name: code for run, code, _ in schedule(tmp_path, Scale(0, 1, [])).finished(runs)}
+    ended = {run.name: code for run, code, _ in schedule(tmp_path, Scale(0, 1, seconds_apart=0)).finished(runs)}
     assert ended == {"dapo-seed1": 3, "gtpo_v1-seed1": 0}
 
 
 def test_a_signal_ends_the_runs_and_starts_no_more(tmp_path):
-    started = schedule(tmp_path, Scale(0, 2, []))
+    started = schedule(tmp_path, Scale(0, 2, seconds_apart=0))
     running = started.finished(planned(4, "seconds=300"))
     signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     signal.alarm(3)
@@ -165,7 +165,7 @@ def test_a_set_is_made_by_one_process_at_a_time(tmp_path):
 
 def test_under_nohup_a_hangup_ends_nothing(tmp_path):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    schedule(tmp_path, Scale(0, 1, []))
+    schedule(tmp_path, Scale(0, 1, seconds_apart=0))
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
@@ -238,7 +238,7 @@ def test_a_finished_set_starts_nothing_and_is_reported(tmp_path, monkeypatch, ca
         make_run(tmp_path / "runs/s" / run.name, (1, {"actor/entropy": 0.5}))
     results = Results(tmp_path / "results")
     # `prepare` would fail, if it were run.
-    assert command.reproduce(manifest(prepare=["no-such-command"]), Scale(0, 1, []), results) == 0
+    assert command.reproduce(manifest(prepare=["no-such-command"]), Scale(0, 1, seconds_apart=0), results) == 0
     assert "s: 2 runs, 2 done" in capfd.readouterr().out
     assert sorted(path.name for path in results.folder.iterdir()) == [
         "dapo-seed1.jsonl.gz",
