@@ -25,7 +25,8 @@ def install_in_workers() -> None:
 
     set_expandable_segments(False)
     engine_workers.set_expandable_segments = lambda enable: None
-    for module in (engine_workers, bucketed_weight_transfer):
+    modules: list[Any] = [engine_workers, bucketed_weight_transfer]
+    for module in modules:
         if not isinstance(module.get_torch_device(), _Keeping):
             module.get_torch_device = _keeping(module.get_torch_device)
 

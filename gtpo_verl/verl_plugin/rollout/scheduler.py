@@ -8,11 +8,13 @@ log-probabilities here, written for all requests of a step at once.
 Runs in the engine's process; `scheduler_cls` is vLLM's own setting.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import vllm
 import zmq
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -20,9 +22,16 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.request import Request, RequestStatus
 
 from gtpo_verl.verl_plugin.rollout import slots
 
+# Releases whose way with a new token is the one in `_without_plain`.
+_KNOWN = vllm.__version__.startswith(("0.24.", "0.27."))
+_OF_REQUESTS = Request.__init__.__code__.co_names
+_COUNTS_IN_FLIGHT = "num_in_flight_tokens" in _OF_REQUESTS
+# How many tokens under way are not to be counted, as the request was preempted since; by its name in either release.
+_STALE = "num_stale_output_tokens" if "num_stale_output_tokens" in _OF_REQUESTS else "async_tokens_to_discard"
 _EVERYTHING = 2**31 - 1  # bytes; what pyzmq's threshold takes at most
 
 
@@ -44,6 +53,7 @@ class Kept:
     request: Any  # vLLM's, which has the tokens
     sent: int = 0  # how many of them the server has
     row: int = -1  # of `SampledLogprobs`
+    ends: frozenset[int] | None = frozenset()  # tokens that end it; None: vLLM looks for more than tokens and lengths
     prefill: Any = None  # what vLLM says with the first token: how much of the prompt was in the cache
 
 
@@ -103,6 +113,7 @@ class _WholeResponses:
     requests: dict[str, Any]
     kv_cache_manager: Any
     connector: Any
+    max_model_len: int
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -118,7 +129,7 @@ class _WholeResponses:
     def add_request(self, request: Any) -> None:
         # With statistics on, vLLM measures the time between tokens where they arrive.
         if not self.log_stats and _is_read_whole(request):
-            self._kept[request.request_id] = Kept(request)
+            self._kept[request.request_id] = Kept(request, ends=_ends(request))
         super().add_request(request)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -131,6 +142,7 @@ class _WholeResponses:
         )
         if together:
             model_runner_output.logprobs = None  # which vLLM would cut into arrays of one token
+            scheduler_output = self._without_plain(scheduler_output, model_runner_output, step)
         self._in_step = True
         try:
             by_client = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
@@ -158,6 +170,59 @@ class _WholeResponses:
                 )
             ]
         return by_client
+
+    def _without_plain(self, scheduler_output: Any, model_runner_output: Any, step: Any) -> Any:
+        """Takes the new token of every request that it neither begins nor ends, of which vLLM would make an output that
+        is thrown away. All that vLLM does with such a token is in here (`Scheduler.update_from_output`,
+        `AsyncScheduler._update_request_with_output`, `Request.append_output_token_ids`).
+
+        Returns:
+            The step with the other requests alone.
+        """
+        made = model_runner_output
+        if (
+            scheduler_output.scheduled_spec_decode_tokens
+            or made.routed_experts is not None
+            or made.kv_connector_output is not None
+            or made.pooler_output
+            or made.prompt_logprobs_dict
+            or made.num_nans_in_logits is not None
+            or not made.sampled_token_ids
+            or not _KNOWN
+        ):
+            return scheduler_output
+        others, plain, index = {}, [], []
+        tokens, rows, longest = made.sampled_token_ids, made.req_id_to_index, self.max_model_len - 1
+        waiting, cache = isinstance(self, AsyncScheduler), self.kv_cache_manager.cache_blocks
+        for name, count in scheduler_output.num_scheduled_tokens.items():
+            kept = self._kept[name]
+            request = kept.request
+            row = rows[name]
+            new, written = tokens[row], request._output_token_ids
+            if (
+                count != 1
+                or len(new) != 1
+                or kept.ends is None
+                or new[0] in kept.ends
+                or not 0 < len(written) < request.max_tokens - 1
+                or len(request._all_token_ids) >= longest
+                or request.status is not RequestStatus.RUNNING
+                or getattr(request, _STALE)
+            ):
+                others[name] = count
+                continue
+            if _COUNTS_IN_FLIGHT:
+                request.num_in_flight_tokens -= 1
+            request.append_output_token_ids(new[0])
+            if waiting:
+                request.num_output_placeholders -= 1
+                cache(request, request.num_computed_tokens - request.num_output_placeholders)
+            plain.append(kept)
+            index.append(row)
+        self._logprobs.append(plain, step.logprobs[index, 0], step.sampled_token_ranks[index])
+        rest = copy(scheduler_output)
+        rest.num_scheduled_tokens = others
+        return rest
 
     def _leaves(self, output: EngineCoreOutput, kept: Kept) -> bool:
         """Whether an output must go to the server, with all tokens that the server does not have."""
@@ -234,6 +299,15 @@ def _is_read_whole(request: Any) -> bool:
         and params.prompt_logprobs is None
         and not request.resumable
     )
+
+
+def _ends(request: Any) -> frozenset[int] | None:
+    params = request.sampling_params
+    more = request.pooling_params, request.structured_output_request, getattr(params, "repetition_detection", None)
+    if any(one is not None for one in more) or request.has_encoder_inputs:
+        return None
+    ends = {params.eos_token_id, *(params.stop_token_ids or ())}
+    return frozenset(ends - {None})
 
 
 # What an output can hold beside tokens and their log-probabilities; experts are an array and not compared.

@@ -49,6 +49,10 @@ class Steps:
 
 
 class Scheduler(_WholeResponses, Steps):
+    def _without_plain(self, scheduler_output, *_):
+        """Reads more of vLLM's state than there is here: test_lockstep.py."""
+        return scheduler_output
+
     def step(self, *outputs: EngineCoreOutput, width: int = 1) -> list[EngineCoreOutput]:
         """One step of the model, which gave the tokens of `outputs`, beside `width - 1` candidates each; the model has
         the requests in another order."""
@@ -74,7 +78,14 @@ class Scheduler(_WholeResponses, Steps):
 def request(name: str = "a", **changes) -> SimpleNamespace:
     params = SamplingParams(**read_whole({"logprobs": 0, **changes}))
     return SimpleNamespace(
-        request_id=name, sampling_params=params, resumable=False, output_token_ids=[], is_finished=lambda: False
+        request_id=name,
+        sampling_params=params,
+        pooling_params=None,
+        structured_output_request=None,
+        has_encoder_inputs=False,
+        resumable=False,
+        output_token_ids=[],
+        is_finished=lambda: False,
     )
 
 
