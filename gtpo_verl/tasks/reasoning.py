@@ -114,8 +114,8 @@ TASKS = (
     ),
 )
 
-# The experiment's (docs/experiment.md has what was measured): each asks for two or three steps, of which the model,
-# sampled at temperature 1, mostly gets one wrong. Further examples make it right more often, and every prompt longer.
+# The experiment's (docs/experiment.md has what was measured): two or three steps, of which the model, sampled at
+# temperature 1, mostly gets one wrong.
 STEPS_TASKS = (
     ReasoningTask(
         "basic_arithmetic",
@@ -151,7 +151,7 @@ STEPS_TASKS = (
     ),
 )
 
-# Validated beside them and never trained on: a difference, as in chain_sum, and then a quotient.
+# Validated beside them and never trained on: a difference, as in chain_sum, of larger numbers and asked for otherwise.
 TRANSFER_TASKS = (
     ReasoningTask(
         "simple_equations",
@@ -159,16 +159,17 @@ TRANSFER_TASKS = (
             "min_terms": 2,
             "max_terms": 2,
             "min_value": 1,
-            "max_value": 12,
-            "operators": ["+", "*"],
-            # Of the sign between the terms. That "*" may be used at all is what gives the unknown a factor.
-            "operators_weights": [1.0, 0.0],
+            "max_value": 20,
+            "operators": ["+"],
+            "operators_weights": [1.0],
         },
         examples=(
-            ("Solve for x: 3*x + 5 = 20", "3*x = 20 - 5 = 15\nx = 15 / 3 = 5"),
-            ("Determine the value of k that satisfies: 2*k + 4 = 16", "2*k = 16 - 4 = 12\nk = 12 / 2 = 6"),
-            ("Find the value of b in the equation: 4*b + 1 = 49", "4*b = 49 - 1 = 48\nb = 48 / 4 = 12"),
-            ("Solve for t: 7*t + 6 = 34", "7*t = 34 - 6 = 28\nt = 28 / 7 = 4"),
+            ("Solve for x: x + 5 = 20", "x = 20 - 5 = 15"),
+            ("Determine the value of k that satisfies: k + 4 = 12", "k = 12 - 4 = 8"),
+            ("Find the value of b in the equation: b + 9 = 11", "b = 11 - 9 = 2"),
+            ("Solve for t: t + 13 = 17", "t = 17 - 13 = 4"),
+            ("Find the value of n in the equation: n + 6 = 18", "n = 18 - 6 = 12"),
+            ("Determine the value of w that satisfies: w + 7 = 17", "w = 17 - 7 = 10"),
         ),
     ),
 )
