@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gtpo_verl.tasks.preparation import Prepared
 
-TASKS = ("arithmetic", "smollm2")
+TASKS = ("arithmetic", "smollm2", "smollm2_steps")
 
 
 def prepare(task: str, cache_dir: Path) -> Prepared:
@@ -27,9 +27,13 @@ def prepare(task: str, cache_dir: Path) -> Prepared:
         ValueError: no such task.
         RuntimeError: it could not be made; the message says what is missing.
     """
-    from gtpo_verl.tasks.preparation import prepare_arithmetic, prepare_smollm2
+    from gtpo_verl.tasks.preparation import prepare_arithmetic, prepare_smollm2, prepare_smollm2_steps
 
-    makers: dict[str, Callable[[Path], Prepared]] = {"arithmetic": prepare_arithmetic, "smollm2": prepare_smollm2}
+    makers: dict[str, Callable[[Path], Prepared]] = {
+        "arithmetic": prepare_arithmetic,
+        "smollm2": prepare_smollm2,
+        "smollm2_steps": prepare_smollm2_steps,
+    }
     if task not in makers:
         raise ValueError(f"gtpo_verl.task={task} is not a task; the tasks are {', '.join(TASKS)}")
     return makers[task](cache_dir)

@@ -88,6 +88,8 @@ def prepare_smollm2(
     tasks: Sequence[reasoning.ReasoningTask] = reasoning.TASKS,
     train_problems: int = 2048,
     val_problems: int = 64,
+    transfer_tasks: Sequence[reasoning.ReasoningTask] = (),
+    transfer_problems: int = 0,
 ) -> Prepared:
     """Prepare SmolLM2-135M-Instruct and data sets of reasoning-gym.
 
@@ -98,10 +100,17 @@ def prepare_smollm2(
         dtype: of the saved weights.
         tasks: which of reasoning-gym's data sets, in equal parts.
         train_problems, val_problems: rows of the two data sets, disjoint.
+        transfer_tasks, transfer_problems: tasks that are validated on and never trained on, in equal parts, and their
+            rows, which follow those of ``tasks`` in the validation file.
 
     Raises:
         smollm2.ModelMissingError: the package with the weights is not installed; the message says how to.
+        ValueError: a transfer task has the data source of a task that is trained on, so that verl would report both as
+            one.
     """
+    both = {task.data_source for task in tasks} & {task.data_source for task in transfer_tasks}
+    if both:
+        raise ValueError(f"{', '.join(sorted(both))}: both trained on and a transfer task; verl reports them as one")
     console = Console(quiet=not progress)
     folder = Path(cache_dir)
 
@@ -112,16 +121,45 @@ def prepare_smollm2(
 
     def write_data(scratch: Path) -> None:
         data_files.write_data_file(reasoning.rows("train", train_problems, seed, tasks), scratch / "train.parquet")
-        data_files.write_data_file(reasoning.rows("validation", val_problems, seed, tasks), scratch / "val.parquet")
+        validation = reasoning.rows("validation", val_problems, seed, tasks)
+        if transfer_tasks:
+            validation += reasoning.rows("validation", transfer_problems, seed, transfer_tasks)
+        for index, row in enumerate(validation):
+            row["extra_info"]["index"] = index
+        data_files.write_data_file(validation, scratch / "val.parquet")
 
     # The model does not depend on seed and tasks: it is kept apart, once.
     smollm2.find_weights()
     model_key = content_key({"dtype": str(dtype)}, [smollm2], ["transformers", "gguf", smollm2.PACKAGE])
     model = build_once(folder, f"smollm2-{model_key}", convert)
-    settings = {"seed": seed, "tasks": list(tasks), "train_problems": train_problems, "val_problems": val_problems}
+    settings = {
+        "seed": seed,
+        "tasks": list(tasks),
+        "train_problems": train_problems,
+        "val_problems": val_problems,
+        "transfer_tasks": list(transfer_tasks),
+        "transfer_problems": transfer_problems,
+    }
     data_key = content_key(settings, [data_files, reasoning], ["reasoning-gym"])
     data = build_once(folder, f"reasoning-{data_key}", write_data)
     return Prepared(model=model, train=data / "train.parquet", val=data / "val.parquet")
+
+
+def prepare_smollm2_steps(cache_dir: str | os.PathLike[str], seed: int = 0, progress: bool = True) -> Prepared:
+    """Prepare the experiment of docs/experiment.md: `prepare_smollm2` with `reasoning.STEPS_TASKS`.
+
+    The training file has 4,096 rows, the validation file 128 of the same tasks and 64 of `reasoning.TRANSFER_TASKS`.
+    """
+    return prepare_smollm2(
+        cache_dir,
+        seed,
+        progress,
+        tasks=reasoning.STEPS_TASKS,
+        train_problems=4096,
+        val_problems=128,
+        transfer_tasks=reasoning.TRANSFER_TASKS,
+        transfer_problems=64,
+    )
 
 
 def _warmed_up(

@@ -1,6 +1,7 @@
 """Tasks of the library reasoning-gym, with that library's own verifiers.
 
-`TASKS` are easy enough for a model of 135M parameters; `tagged_task` makes any other, for models that follow a format.
+`TASKS`, `STEPS_TASKS` and `TRANSFER_TASKS` are easy enough for a model of 135M parameters; `tagged_task` makes any
+other, for models that follow a format.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ def _letters(letter: str, text: str) -> str:
     return f'How many times does the letter "{letter}" appear in the text: "{text}"?'
 
 
+def _final_answer(expression: str) -> str:
+    return f"State the final answer to the following arithmetic problem: {expression} ="
+
+
 # Chosen because SmolLM2-135M-Instruct, sampled at temperature 1, is sometimes right and sometimes wrong on the same
 # question (docs/performance.md). Without the examples it chats on, and most groups are wrong throughout.
 TASKS = (
@@ -105,6 +110,66 @@ TASKS = (
             (_letters("e", "seed"), 'The letter "e" appears 2 times.'),
             (_letters("o", "moon light"), 'The letter "o" appears 2 times.'),
             (_letters("r", "bread"), 'The letter "r" appears 1 time.'),
+        ),
+    ),
+)
+
+# The experiment's (docs/experiment.md has what was measured): two or three steps, of which the model, sampled at
+# temperature 1, mostly gets one wrong.
+STEPS_TASKS = (
+    ReasoningTask(
+        "basic_arithmetic",
+        {
+            "min_terms": 3,
+            "max_terms": 4,
+            "min_digits": 1,
+            "max_digits": 1,
+            "operators": ["+"],
+            "allow_parentheses": False,
+            "allow_negation": False,
+        },
+        examples=(
+            ("Calculate 3 + 5 + 2.", "3 + 5 = 8\n8 + 2 = 10"),
+            ("Calculate 6 + 2 + 4 + 9.", "6 + 2 = 8\n8 + 4 = 12\n12 + 9 = 21"),
+            ("Calculate 1 + 4 + 2.", "1 + 4 = 5\n5 + 2 = 7"),
+            ("Calculate 8 + 1 + 6 + 7.", "8 + 1 = 9\n9 + 6 = 15\n15 + 7 = 22"),
+            ("Calculate 4 + 3 + 0.", "4 + 3 = 7\n7 + 0 = 7"),
+            ("Calculate 10 + 6 + 5.", "10 + 6 = 16\n16 + 5 = 21"),
+        ),
+    ),
+    ReasoningTask(
+        "chain_sum",
+        {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+        examples=(
+            (_final_answer("7 - 5 + 2"), "7 - 5 = 2\n2 + 2 = 4"),
+            (_final_answer("6 + 2 - 4"), "6 + 2 = 8\n8 - 4 = 4"),
+            (_final_answer("9 + 4 + 3"), "9 + 4 = 13\n13 + 3 = 16"),
+            (_final_answer("8 - 9 + 6"), "8 - 9 = -1\n-1 + 6 = 5"),
+            (_final_answer("5 - 2 - 7"), "5 - 2 = 3\n3 - 7 = -4"),
+            (_final_answer("1 + 8 - 3"), "1 + 8 = 9\n9 - 3 = 6"),
+        ),
+    ),
+)
+
+# Validated beside them and never trained on: a difference, as in chain_sum, of larger numbers and asked for otherwise.
+TRANSFER_TASKS = (
+    ReasoningTask(
+        "simple_equations",
+        {
+            "min_terms": 2,
+            "max_terms": 2,
+            "min_value": 1,
+            "max_value": 20,
+            "operators": ["+"],
+            "operators_weights": [1.0],
+        },
+        examples=(
+            ("Solve for x: x + 5 = 20", "x = 20 - 5 = 15"),
+            ("Determine the value of k that satisfies: k + 4 = 12", "k = 12 - 4 = 8"),
+            ("Find the value of b in the equation: b + 9 = 11", "b = 11 - 9 = 2"),
+            ("Solve for t: t + 13 = 17", "t = 17 - 13 = 4"),
+            ("Find the value of n in the equation: n + 6 = 18", "n = 18 - 6 = 12"),
+            ("Determine the value of w that satisfies: w + 7 = 17", "w = 17 - 7 = 10"),
         ),
     ),
 )

@@ -64,6 +64,7 @@ def test_single_responses_that_are_compared_across_the_batch() -> None:
         ["model=tiny", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=8"],
         ["model=tiny", "trainer.n_gpus_per_node=2"],
         ["model=smollm2"],
+        ["model=smollm2_steps"],
         ["model=smollm2", "scale=smollm2_1gpu"],
         *(["model=dapo_math", f"scale={scale}"] for scale in ("7b_1x8", "32b_8x8", "32b_16x8")),
     ],

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from gtpo_verl.tasks import reasoning
-from gtpo_verl.tasks.reasoning import TASKS, ReasoningTask
+from gtpo_verl.tasks.reasoning import STEPS_TASKS, TASKS, TRANSFER_TASKS, ReasoningTask
 from gtpo_verl.tasks.rewards import compute_score
+
+every_task = pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, id=task.name) for task in TASKS]
+    + [pytest.param(task, id=f"steps-{task.name}") for task in (*STEPS_TASKS, *TRANSFER_TASKS)],
+)
 
 
 def test_rows_take_turns_and_differ():
@@ -36,7 +42,7 @@ def test_splits_are_disjoint_across_seeds():
     assert not questions["train"] & questions["validation"]
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@every_task
 def test_the_librarys_verifier_accepts_its_own_answer_only(task):
     for row in reasoning.rows("train", 5, 0, [task]):
         truth = row["reward_model"]["ground_truth"]
@@ -47,7 +53,7 @@ def test_the_librarys_verifier_accepts_its_own_answer_only(task):
         assert wrong["score"] < 0.5
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@every_task
 def test_examples_are_right_answers_to_questions_of_the_task(task):
     """And of the form that the library asks in, so that a new version of it that asks otherwise is seen."""
     made = reasoning.rows("train", 500, 0, [dataclasses.replace(task, examples=())])
@@ -59,15 +65,38 @@ def test_examples_are_right_answers_to_questions_of_the_task(task):
 
 
 def shape(question):
-    """A question without its words and numbers of its own."""
-    return re.sub(r"\d+", "0", re.sub(r'"[^"]*"', '""', question))
+    """A question without its words, unknown and numbers of its own."""
+    return re.sub(r"\d+", "0", re.sub(r"\b[a-z]\b", "x", re.sub(r'"[^"]*"', '""', question)))
 
 
 def truth(task, question):
-    if task.name == "basic_arithmetic":
-        return str(sum(map(int, re.findall(r"\d+", question))))
+    if task.name in ("basic_arithmetic", "chain_sum"):
+        return str(sum(int(term.replace(" ", "")) for term in re.findall(r"(?:[-+] )?\d+", question)))
+    if task.name == "simple_equations":
+        term, total = map(int, re.findall(r"\d+", question))
+        return str(total - term)
     letter, text = re.findall(r'"([^"]*)"', question)
     return str(text.count(letter))
+
+
+def value(expression):
+    """Of one number, or of two with a sign between them."""
+    first, sign, second = re.fullmatch(r"(-?\d+)(?: ([-+]) (\d+))?", expression).groups("")
+    return int(first) + int(sign + second or 0)
+
+
+@pytest.mark.parametrize("task", [*STEPS_TASKS, *TRANSFER_TASKS], ids=lambda task: task.name)
+def test_each_step_of_an_example_is_right(task):
+    for _, answer in task.examples:
+        for line in answer.split("\n"):
+            # What an equation asks for stands before the first sign of equality.
+            numbers = [side for side in line.split(" = ") if not re.search("[a-z]", side)]
+            assert len(numbers) == 2
+            assert value(numbers[0]) == value(numbers[1])
+
+
+def test_transfer_tasks_are_reported_apart():
+    assert not {task.data_source for task in STEPS_TASKS} & {task.data_source for task in TRANSFER_TASKS}
 
 
 def test_examples_are_turns_before_the_question_and_are_asked_by_no_row():

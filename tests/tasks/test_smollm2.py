@@ -2,13 +2,17 @@
 
 from importlib import metadata
 
+import pyarrow.parquet
 import pytest
 import torch
 
-from gtpo_verl.tasks import smollm2
+from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.tasks import reasoning, smollm2
 from gtpo_verl.tasks.data_files import check_data_file
-from gtpo_verl.tasks.preparation import prepare_smollm2
+from gtpo_verl.tasks.preparation import prepare_smollm2, prepare_smollm2_steps
 from gtpo_verl.tasks.smollm2 import ModelMissingError
+
+NAMES = ("basic_arithmetic", "chain_sum", "simple_equations")
 
 
 def _installed():
@@ -73,6 +77,37 @@ def test_the_tokenizer_keeps_text_and_splits_digits(prepared):
     text = "It is  1234 , isn't it ?\n\t▁é漢字🙂"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("a 12", add_special_tokens=False)) == ["a", "Ġ", "1", "2"]
+
+
+def test_a_transfer_task_is_not_one_that_is_trained_on(tmp_path):
+    with pytest.raises(ValueError, match="reasoning_gym/basic_arithmetic: both trained on and a transfer task"):
+        prepare_smollm2(tmp_path, progress=False, transfer_tasks=reasoning.TASKS[:1], transfer_problems=2)
+    assert not list(tmp_path.iterdir())
+
+
+@needs_weights
+@pytest.mark.slow
+def test_the_experiments_data(prepared):
+    from transformers import AutoTokenizer
+
+    made = prepare_smollm2_steps(prepared.model.parent, progress=False)
+    assert made.model == prepared.model
+    train, val = (pyarrow.parquet.read_table(path).to_pylist() for path in (made.train, made.val))
+    sums, differences, equations = (f"reasoning_gym/{name}" for name in NAMES)
+    assert [row["data_source"] for row in train] == [sums, differences] * 2048
+    assert [row["data_source"] for row in val] == [sums, differences] * 64 + [equations] * 64
+    assert [row["extra_info"]["index"] for row in val] == list(range(192))
+    questions = [row["prompt"][-1]["content"] for row in (*train, *val)]
+    examples = {turn["content"] for row in (*train[:2], val[-1]) for turn in row["prompt"][:-1]}
+    assert len(set(questions)) == len(questions)
+    assert not examples & set(questions)
+    # None is too long for the preset, which would drop it.
+    tokenizer = AutoTokenizer.from_pretrained(made.model)
+    lengths = [
+        len(tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=False))
+        for row in (*train, *val)
+    ]
+    assert max(lengths) <= compose_config(["model=smollm2_steps"]).data.max_prompt_length
 
 
 @needs_weights
