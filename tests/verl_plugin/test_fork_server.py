@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For a server; the paths of sockets are short."""
     (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
     (tmp_path / "report.py").write_text(textwrap.dedent(REPORT))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
     monkeypatch.setenv(fork_server.ADDRESS, "")  # restored afterwards
     folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
@@ -340,8 +340,9 @@ def test_forks_compute_on_a_gpu(folder: Path, tmp_path: Path) -> None:
     finally:
         server.kill()
         server.wait()
-    print(log.read_text().splitlines()[-1])
-    assert "threads: python; NVIDIA devices open: none" in log.read_text()
+    (ready,) = [line for line in log.read_text().splitlines() if line.startswith("fork server: ready")]
+    print(ready)
+    assert ready.endswith("NVIDIA devices open: none")
 
 
 def test_which_runs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -578,14 +579,20 @@ def test_no_two_forks_draw_the_same_ids() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("how", "imports"), [("forks", 1), ("needed", 3)])
-def test_rays_workers_are_forked(how: str, imports: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Ray starts them, each worker imports anew (needed); where they are forked, none does."""
-    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+@pytest.mark.parametrize(
+    ("how", "imports", "authentication"), [("forks", 1, "disabled"), ("forks", 1, None), ("needed", 3, "disabled")]
+)
+def test_rays_workers_are_forked(how: str, imports: int, authentication: str | None, tmp_path: Path) -> None:
+    """Where Ray starts them, each worker imports anew (needed); where they are forked, none does. By default Ray asks for
+    a token, which is settled after the server has loaded Ray's library."""
+    (tmp_path / "slow.py").write_text("import ray\n" + textwrap.dedent(SLOW))
     folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
     folder.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "IMPORTS": str(tmp_path / "imports")}
-    environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path)}
+    environment.pop("RAY_AUTH_MODE", None)
+    if authentication is not None:
+        environment["RAY_AUTH_MODE"] = authentication
     command = [sys.executable, "-c", textwrap.dedent(RAY), str(folder), how]
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)

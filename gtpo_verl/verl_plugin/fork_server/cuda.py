@@ -15,7 +15,6 @@ LEFT_OUT = "GTPO_VERL_FORK_SERVER_LEAVES_OUT"
 _PROBE_SECONDS = 30
 _MOST_USERS = 1000
 _ERROR_NOT_INITIALIZED = 3  # cuda.h; what `cuInit` says in a fork of a process that has called it
-_MEMORY_DEVICE = "/dev/nvidia-uvm"  # opened by `cuInit`, and not by the library that torch asks for the number of GPUs
 
 
 class InitialisedError(RuntimeError):
@@ -45,9 +44,9 @@ def left_out_modules() -> list[str]:
 
 
 def is_initialised() -> bool:
-    """Whether torch says so, or the driver's device for memory is open. `unfit` is certain, and takes longer."""
+    """Whether torch says so. Of those who call the driver by themselves `unfit` knows, which takes longer."""
     torch = sys.modules.get("torch")
-    return (torch is not None and torch.cuda.is_initialized()) or _MEMORY_DEVICE in open_devices()
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def open_devices() -> set[str]:

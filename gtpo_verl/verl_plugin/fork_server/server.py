@@ -143,6 +143,9 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update({**_set_by_imports, **request["environment"]})
     os.chdir(request["folder"])
+    if "ray._raylet" in sys.modules:
+        # Ray's library read its variables when it was loaded; RAY_AUTH_MODE is set later, by the driver's `ray.init`.
+        sys.modules["ray._raylet"].Config.initialize("")  # as ray/_private/authentication does
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all forks draw the same; `random` sees to that itself
     sys.argv = request["arguments"]
