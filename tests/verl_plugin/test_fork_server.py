@@ -583,8 +583,8 @@ def test_no_two_forks_draw_the_same_ids() -> None:
     ("how", "imports", "authentication"), [("forks", 1, "disabled"), ("forks", 1, None), ("needed", 3, "disabled")]
 )
 def test_rays_workers_are_forked(how: str, imports: int, authentication: str | None, tmp_path: Path) -> None:
-    """Where Ray starts them, each worker imports anew (needed); where they are forked, none does. By default Ray asks for
-    a token, which is settled after the server has loaded Ray's library."""
+    """Where Ray starts them, each worker imports anew (needed); where they are forked, none does. By default Ray asks
+    for a token, which is settled after the server has loaded Ray's library."""
     (tmp_path / "slow.py").write_text("import ray\n" + textwrap.dedent(SLOW))
     folder = Path("/tmp") / f"forks-{random.SystemRandom().randrange(10**9)}"
     folder.mkdir()
