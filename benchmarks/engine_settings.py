@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=int, nargs="+", default=[64, 8], help="with 16 responses each, for each length"
     )
-    parser.add_argument("--budgets", type=int, nargs="+", default=[32768, 16384, 65536], help="tokens of the update")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[65536, 32768, 16384], help="tokens of the update")
     parser.add_argument("--log-prob-budget", type=int, default=131072)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--attention", default="flash_attention_2")
@@ -79,6 +79,7 @@ def measure(folder: str, options: argparse.Namespace, file: Any) -> None:
         ("flash attention looks for the spans", {"checkpointing": False}, {}, False),
         ("gradient checkpointing", {"checkpointing": True}, {}, True),
         ("reshard_after_forward=false", {"checkpointing": False, "reshard": False}, {}, True),
+        ("FSDP with the model as one unit", {"checkpointing": False, "layers_apart": False}, {}, True),
     ]
     engine: Any = None
     made = None

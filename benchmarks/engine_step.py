@@ -220,12 +220,18 @@ def policy_loss(algorithm: str) -> Callable[..., Any]:
 
 
 def make_engine(
-    path: str, ours: bool, options: argparse.Namespace, checkpointing: bool = True, reshard: bool = True
+    path: str,
+    ours: bool,
+    options: argparse.Namespace,
+    checkpointing: bool = True,
+    reshard: bool = True,
+    layers_apart: bool = True,
 ) -> Any:
     """verl's FSDP2 engine with its defaults: fp32 weights, bf16 compute, gradient checkpointing, remove-padding.
 
     Args:
         checkpointing, reshard: `model.enable_gradient_checkpointing` and `fsdp_config.reshard_after_forward`.
+        layers_apart: whether FSDP handles each layer by itself, as verl has it, or the model as one.
     """
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
@@ -246,7 +252,11 @@ def make_engine(
             enable_gradient_checkpointing=checkpointing,
         ),
         engine_config=FSDPEngineConfig(
-            strategy="fsdp2", use_torch_compile=not options.no_compile, reshard_after_forward=reshard
+            strategy="fsdp2",
+            use_torch_compile=not options.no_compile,
+            reshard_after_forward=reshard,
+            # A module without weights: verl wants one to be named.
+            wrap_policy={} if layers_apart else {"transformer_layer_cls_to_wrap": ["LlamaRotaryEmbedding"]},
         ),
         optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=1000, lr_warmup_steps=0),
         checkpoint_config=CheckpointConfig(),

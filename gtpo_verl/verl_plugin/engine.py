@@ -17,7 +17,7 @@ import wrapt
 
 from gtpo_verl.configuration.preparation import ENGINE_VENDOR
 from gtpo_verl.entropy import logprob_entropy
-from gtpo_verl.verl_plugin import gpu_memory, jagged
+from gtpo_verl.verl_plugin import jagged
 from gtpo_verl.verl_plugin.restoring import configured
 
 _FSDP_MODULE = "verl.workers.engine.fsdp.transformer_impl"
@@ -62,9 +62,8 @@ class FusedEntropy:
     lr_scheduler: Any
 
     def initialize(self) -> None:
-        """As verl's; batches are handled by `jagged`, and memory by `gpu_memory`, from here on."""
+        """As verl's, and batches are handled by `jagged` from here on."""
         jagged.install_in_workers()
-        gpu_memory.install_in_workers()
         super().initialize()  # type: ignore[misc]
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:

@@ -353,23 +353,22 @@ def test_which_runs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     def forked(*overrides: str) -> bool:
         return fork_server.can_fork(compose_config(list(overrides)))
 
-    on = "gtpo_verl.fork_server=true"
     assert forked("scale=cpu")
     assert not forked("scale=cpu", "gtpo_verl.fork_server=false")
-    assert not forked("scale=gpu")
-    assert forked("model=smollm2", "scale=smollm2_1gpu", on)
-    assert forked("scale=gpu", on)
-    assert not forked("scale=gpu", on, "+ray_kwargs.ray_init.address=10.0.0.1:6379")
+    assert forked("model=smollm2", "scale=smollm2_1gpu")
+    assert forked("scale=gpu")
+    assert not forked("scale=7b_1x8")
+    assert not forked("scale=gpu", "+ray_kwargs.ray_init.address=10.0.0.1:6379")
     assert not forked("scale=cpu_cluster")
     # Hashes are Python's from its start.
-    assert not forked("scale=gpu", on, "actor_rollout_ref.rollout.full_determinism=true")
+    assert not forked("scale=gpu", "actor_rollout_ref.rollout.full_determinism=true")
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    assert not forked("scale=gpu", on)
-    assert forked("scale=gpu", on, "+ray_kwargs.ray_init.address=local")
+    assert not forked("scale=gpu")
+    assert forked("scale=gpu", "+ray_kwargs.ray_init.address=local")
     (tmp_path / "ray" / "ray_current_cluster").unlink()
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert not forked("scale=gpu", on)
+    assert not forked("scale=gpu")
     assert forked("scale=cpu")  # whatever else runs on the machine
 
 
