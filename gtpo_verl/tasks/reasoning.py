@@ -115,8 +115,8 @@ TASKS = (
 )
 
 # The experiment's (docs/experiment.md has what was measured): one to three steps, of which the model, sampled at
-# temperature 1, mostly gets one wrong. More than half of the training questions have numbers of two digits: those of one
-# digit are learnt too soon to tell algorithms apart.
+# temperature 1, mostly gets one wrong. More than half of the training questions have numbers of two digits: those of
+# one digit are learnt too soon to tell algorithms apart.
 STEPS_TASKS = (
     ReasoningTask(
         "basic_arithmetic",
