@@ -114,39 +114,38 @@ TASKS = (
     ),
 )
 
-# The experiment's (docs/experiment.md has what was measured): two or three steps, of which the model, sampled at
-# temperature 1, mostly gets one wrong.
+# The experiment's (docs/experiment.md has what was measured): one to three steps, of which the model, sampled at
+# temperature 1, mostly gets one wrong. More than half of the training questions have numbers of two digits: those of
+# one digit are learnt too soon to tell algorithms apart.
 STEPS_TASKS = (
     ReasoningTask(
         "basic_arithmetic",
         {
             "min_terms": 3,
-            "max_terms": 4,
+            "max_terms": 3,
             "min_digits": 1,
-            "max_digits": 1,
+            "max_digits": 2,
             "operators": ["+"],
             "allow_parentheses": False,
             "allow_negation": False,
         },
         examples=(
-            ("Calculate 3 + 5 + 2.", "3 + 5 = 8\n8 + 2 = 10"),
-            ("Calculate 6 + 2 + 4 + 9.", "6 + 2 = 8\n8 + 4 = 12\n12 + 9 = 21"),
-            ("Calculate 1 + 4 + 2.", "1 + 4 = 5\n5 + 2 = 7"),
-            ("Calculate 8 + 1 + 6 + 7.", "8 + 1 = 9\n9 + 6 = 15\n15 + 7 = 22"),
-            ("Calculate 4 + 3 + 0.", "4 + 3 = 7\n7 + 0 = 7"),
-            ("Calculate 10 + 6 + 5.", "10 + 6 = 16\n16 + 5 = 21"),
+            ("Calculate 34 + 5 + 12.", "34 + 5 = 39\n39 + 12 = 51"),
+            ("Calculate 6 + 27 + 8.", "6 + 27 = 33\n33 + 8 = 41"),
+            ("Calculate 8 + 1 + 6.", "8 + 1 = 9\n9 + 6 = 15"),
+            ("Calculate 41 + 14 + 20.", "41 + 14 = 55\n55 + 20 = 75"),
+            ("Calculate 4 + 3 + 9.", "4 + 3 = 7\n7 + 9 = 16"),
         ),
     ),
     ReasoningTask(
         "chain_sum",
-        {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+        {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2},
         examples=(
-            (_final_answer("7 - 5 + 2"), "7 - 5 = 2\n2 + 2 = 4"),
-            (_final_answer("6 + 2 - 4"), "6 + 2 = 8\n8 - 4 = 4"),
-            (_final_answer("9 + 4 + 3"), "9 + 4 = 13\n13 + 3 = 16"),
-            (_final_answer("8 - 9 + 6"), "8 - 9 = -1\n-1 + 6 = 5"),
-            (_final_answer("5 - 2 - 7"), "5 - 2 = 3\n3 - 7 = -4"),
-            (_final_answer("1 + 8 - 3"), "1 + 8 = 9\n9 - 3 = 6"),
+            (_final_answer("57 - 15"), "57 - 15 = 42"),
+            (_final_answer("6 + 38 - 4"), "6 + 38 = 44\n44 - 4 = 40"),
+            (_final_answer("9 - 24 + 62 + 5"), "9 - 24 = -15\n-15 + 62 = 47\n47 + 5 = 52"),
+            (_final_answer("83 + 10 - 55"), "83 + 10 = 93\n93 - 55 = 38"),
+            (_final_answer("40 + 16"), "40 + 16 = 56"),
         ),
     ),
 )
