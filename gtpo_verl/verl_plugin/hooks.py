@@ -27,6 +27,7 @@ def install() -> None:
     wrapt.register_post_import_hook(_algorithms, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_trainer, "verl.trainer.ppo.v1.trainer_sync")
     wrapt.register_post_import_hook(_engines, "verl.workers.engine.fsdp.transformer_impl")
+    wrapt.register_post_import_hook(_weights, "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer")
 
 
 def _algorithms(_: ModuleType) -> None:
@@ -47,6 +48,12 @@ def _engines(_: ModuleType) -> None:
     from gtpo_verl.verl_plugin.engine import register_engines
 
     register_engines()
+
+
+def _weights(transfer: ModuleType) -> None:
+    from gtpo_verl.verl_plugin import weight_sockets
+
+    weight_sockets.install(transfer)
 
 
 def check_version() -> None:

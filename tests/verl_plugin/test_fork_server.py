@@ -23,7 +23,7 @@ import pytest
 
 from gtpo_verl.configuration.composition import compose_config
 from gtpo_verl.verl_plugin import fork_server
-from gtpo_verl.verl_plugin.fork_server import ray_worker, vllm
+from gtpo_verl.verl_plugin.fork_server import cuda, ray_worker, vllm
 from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork, serves
 
 # What the server imports: something slow, which says how often it was imported and with which environment.
@@ -300,6 +300,13 @@ def test_what_initialises_cuda_is_left_out(folder: Path, tmp_path: Path, bad: in
     assert ("fork server: ready" in said) == serves_forks
     refused = "fork server: not used" in said and "module_4 initialises CUDA when it is imported, as did" in said
     assert refused != serves_forks
+
+
+def test_nothing_is_left_out_for_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "is_initialised", lambda: True)
+    with pytest.raises(RuntimeError, match="before") as caught:
+        cuda.import_all(["json"])
+    assert not isinstance(caught.value, cuda.InitialisedError)
 
 
 ON_GPU = """

@@ -30,7 +30,10 @@ def import_all(modules: Iterable[str]) -> None:
 
     Raises:
         InitialisedError: one initialises CUDA. This process is of no use then.
+        RuntimeError: CUDA was initialised before, by none of them.
     """
+    if is_initialised():
+        raise RuntimeError("CUDA is initialised before any module is imported that could be left out")
     left_out = left_out_modules()
     for module in modules:
         if module not in left_out:

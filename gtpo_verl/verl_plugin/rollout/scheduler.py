@@ -186,7 +186,7 @@ class _WholeResponses:
             or made.kv_connector_output is not None
             or made.pooler_output
             or made.prompt_logprobs_dict
-            or made.num_nans_in_logits is not None
+            or made.num_nans_in_logits  # vLLM's older model runner says an empty dictionary
             or not made.sampled_token_ids
             or not _KNOWN
         ):

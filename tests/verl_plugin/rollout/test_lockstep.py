@@ -143,6 +143,8 @@ class Side:
             logprobs=LogprobsLists(ids, np.array(logprobs, np.float32).reshape(-1, 1), np.array(ranks, np.int32)),
             prompt_logprobs_dict={},
             pooler_output=[],
+            # As either of vLLM's model runners has it, v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py.
+            num_nans_in_logits={} if salt % 2 else None,
         )
 
     def take(self, output) -> None:
@@ -181,13 +183,13 @@ def test_in_lockstep(config, asynchronous: bool, blocks: int, monkeypatch: pytes
     hasher = get_request_block_hasher(BLOCK, digest)
     stock = Side(make(AsyncScheduler if asynchronous else Scheduler, config, blocks))
     mine = Side(make(lambda config, **options: ours.scheduler(config, **options), config, blocks))
-    plain, preempted = 0, 0
+    plain, preempted = {"older runner": 0, "newer runner": 0}, 0
     without_plain = mine.scheduler._without_plain
 
-    def counted(scheduler_output, *others):
-        nonlocal plain
-        rest = without_plain(scheduler_output, *others)
-        plain += len(scheduler_output.num_scheduled_tokens) - len(rest.num_scheduled_tokens)
+    def counted(scheduler_output, made, *others):
+        rest = without_plain(scheduler_output, made, *others)
+        taken = len(scheduler_output.num_scheduled_tokens) - len(rest.num_scheduled_tokens)
+        plain["newer runner" if made.num_nans_in_logits is None else "older runner"] += taken
         return rest
 
     mine.scheduler._without_plain = counted
@@ -215,5 +217,5 @@ def test_in_lockstep(config, asynchronous: bool, blocks: int, monkeypatch: pytes
     assert {name: mine.tokens[name] for name in mine.ends} == {name: stock.tokens[name] for name in stock.ends}
     assert {name: mine.logprobs[name] for name in mine.ends} == {name: stock.logprobs[name] for name in stock.ends}
     assert {reason for reason, _ in mine.ends.values()} == {reason for reason, _ in stock.ends.values()}
-    assert plain > 1000
+    assert min(plain.values()) > 500
     assert (preempted > 0) == (blocks == 60)
