@@ -364,7 +364,9 @@ def test_which_runs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert not forked("scale=cpu", "gtpo_verl.fork_server=false")
     assert forked("model=smollm2", "scale=smollm2_1gpu")
     assert forked("scale=gpu")
-    assert not forked("scale=7b_1x8")
+    for several in (["scale=7b_1x8"], ["scale=32b_8x8"], ["scale=gpu", "trainer.n_gpus_per_node=2"]):
+        assert not forked(*several)
+    assert forked("scale=cpu", "trainer.n_gpus_per_node=2")
     assert not forked("scale=gpu", "+ray_kwargs.ray_init.address=10.0.0.1:6379")
     assert not forked("scale=cpu_cluster")
     # Hashes are Python's from its start.

@@ -55,14 +55,17 @@ def start(config: DictConfig, folder: str, log: str) -> None:
 
 
 def can_fork(config: DictConfig) -> bool:
-    """Whether the run starts a Ray of its own, is to be forked (`gtpo_verl.fork_server`), and needs nothing that is
-    settled when Python starts: verl's `full_determinism` chooses how texts are hashed."""
+    """Whether the run starts a Ray of its own, is to be forked (`gtpo_verl.fork_server`), has one GPU at most (more
+    were not tried), and needs nothing that is settled when Python starts: verl's `full_determinism` chooses how texts
+    are hashed."""
     from gtpo_verl.configuration.ray_cluster import cluster_address
     from gtpo_verl.configuration.settings import RecipeSettings
 
     rollouts = ("actor_rollout_ref.rollout", "reward.reward_model.rollout")
+    one_device = OmegaConf.select(config, "trainer.device") == "cpu" or config.trainer.n_gpus_per_node == 1
     return (
         RecipeSettings.from_config(config).fork_server
+        and one_device
         and not any(OmegaConf.select(config, f"{rollout}.full_determinism") for rollout in rollouts)
         and cluster_address(config) is None
     )
