@@ -18,17 +18,23 @@ from gtpo_verl.report.metrics_log import METRICS_FILE
 MANIFESTS = ROOT / "benchmarks/manifests"
 
 
-def reproduce(manifest: Manifest, scale: Scale, results: Results, seeds: Sequence[int] | None = None) -> int:
-    """Makes what is missing of a set, then the report of all that is there.
+def reproduce(
+    manifest: Manifest,
+    scale: Scale,
+    results: Results,
+    seeds: Sequence[int] | None = None,
+    runs: Sequence[str] | None = None,
+) -> int:
+    """Makes what is missing of a set, or of its `seeds` and `runs`, then the report of all that is there.
 
     Returns:
         0; 1 where a run failed; 128 + signal where one ended this program, after the runs were ended and reported.
     """
     gtpo_verl = [sys.executable, "-m", "gtpo_verl.cli"]
+    planned = list(manifest.planned(scale, seeds, runs))
     facts = provenance(manifest)
     check(manifest, facts["source"], results)
     runs_dir = Path("runs", manifest.set)
-    planned = list(manifest.planned(scale, seeds))
     missing = [run for run in planned if not results.has(run, runs_dir, manifest.steps)]
     print(f"{manifest.set}: {len(planned)} runs, {len(planned) - len(missing)} done", flush=True)
     if missing:
@@ -55,6 +61,7 @@ def main() -> int:
     parser.add_argument("--manifest", type=Path, help="by default the one in benchmarks/manifests that has the scale")
     parser.add_argument("--results", type=Path, help="folder of logs and report; what is done there is not made again")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these")
+    parser.add_argument("--runs", nargs="+", help="only these of the manifest's runs")
     options = parser.parse_args()
     try:
         paths = [options.manifest] if options.manifest else sorted(MANIFESTS.glob("*.yaml"))
@@ -63,7 +70,7 @@ def main() -> int:
         if manifest is None:
             raise ValueError(f"no scale {options.scale} in {', '.join(map(str, paths))}")
         results = Results(options.results or Path("runs", manifest.set, "results"))
-        return reproduce(manifest, manifest.scales[options.scale], results, options.seeds)
+        return reproduce(manifest, manifest.scales[options.scale], results, options.seeds, options.runs)
     except (ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

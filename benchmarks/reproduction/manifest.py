@@ -71,11 +71,22 @@ class Manifest:
             raise ValueError(f"{path}: {error}") from error
         return manifest
 
-    def planned(self, scale: Scale, seeds: Sequence[int] | None = None) -> Iterator[Planned]:
-        """All runs of a seed before those of the next, so that whatever is done can be compared."""
-        for seed in seeds or sorted({seed for run in self.runs.values() for seed in run.get("seeds", self.seeds)}):
+    def planned(
+        self, scale: Scale, seeds: Sequence[int] | None = None, runs: Sequence[str] | None = None
+    ) -> Iterator[Planned]:
+        """All runs of a seed before those of the next, so that whatever is done can be compared; only `seeds` and
+        `runs`, where they are given.
+
+        Raises:
+            ValueError: a run has no such name, or no run such a seed.
+        """
+        known = sorted({seed for run in self.runs.values() for seed in run.get("seeds", self.seeds)})
+        for what, given, there in (("run", runs, list(self.runs)), ("seed", seeds, known)):
+            if unknown := [one for one in given or () if one not in there]:
+                raise ValueError(f"{self.set} has no {what} {unknown[0]}; it has {', '.join(map(str, there))}")
+        for seed in seeds or known:
             for name, run in self.runs.items():
-                if seed in run.get("seeds", self.seeds):
+                if seed in run.get("seeds", self.seeds) and (runs is None or name in runs):
                     overrides = [f"algorithm={run.get('algorithm', name)}", *self.overrides, *scale.overrides]
                     overrides += run.get("overrides", [])
                     overrides += [f"trainer.project_name={self.set}", f"trainer.experiment_name={name}"]

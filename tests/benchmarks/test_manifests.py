@@ -48,6 +48,16 @@ def test_all_runs_of_a_seed_come_before_those_of_the_next(tmp_path):
         "trainer.total_training_steps=2",
     )
     assert [run.name for run in manifest.planned(manifest.scales["cpu"], seeds=[2])] == ["dapo-seed2", "ablation-seed2"]
+    assert [run.name for run in manifest.planned(manifest.scales["cpu"], runs=["dapo"])] == ["dapo-seed1", "dapo-seed2"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"), [({"seeds": [1, 3]}, "seed 3; it has 1, 2"), ({"runs": ["dpo"]}, "run dpo")]
+)
+def test_what_the_set_does_not_have_is_named(tmp_path, chosen, words):
+    manifest = Manifest.read(write(tmp_path))
+    with pytest.raises(ValueError, match=f"small has no {words}"):
+        list(manifest.planned(manifest.scales["cpu"], **chosen))
 
 
 @pytest.mark.parametrize(
