@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="run folders, metrics files (verl's, tensorboard's, wandb's history in CSV or parquet), folders of these",
     )
     report.add_argument("--output", default="report", help="folder for figures (PNG, SVG), report.html and report.json")
+    report.add_argument(
+        "--sources", nargs="+", default=[], help="data sources that accuracies are means over, if not all"
+    )
     report.set_defaults(run=_report)
 
     inspect = commands.add_parser("inspect", help="a page that shows the credit of each token, from a run's token dump")
@@ -207,7 +210,7 @@ def _report(options: argparse.Namespace) -> int:
     from gtpo_verl.report.metrics_log import MetricsError
 
     try:
-        print(report.write_report([Path(run) for run in options.runs], Path(options.output)))
+        print(report.write_report([Path(run) for run in options.runs], Path(options.output), sources=options.sources))
     except (MetricsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

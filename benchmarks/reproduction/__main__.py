@@ -51,6 +51,8 @@ def reproduce(
         if (runs_dir / run.name / METRICS_FILE).exists() and not results.log(run).exists():
             results.keep(run, runs_dir, **facts)
     report = [*gtpo_verl, "report", str(results.folder), "--output", str(results.folder / "report")]
+    if manifest.sources:
+        report += ["--sources", *manifest.sources]
     failed |= subprocess.run(report).returncode != 0
     return int(failed) if schedule.stopped_by is None else 128 + schedule.stopped_by
 

@@ -44,6 +44,7 @@ class Manifest:
         runs: by name: `algorithm`, a preset, where that is not the name; `seeds`; more `overrides`.
         revision: of the repository; the package and its presets must be those of this commit. null: any.
         versions: of packages, which must be installed.
+        sources: data sources that the report's validation accuracies are means over; none: all.
         scales: by name.
     """
 
@@ -56,6 +57,7 @@ class Manifest:
     prepare: list[str] = field(default_factory=list)
     revision: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":

@@ -15,6 +15,7 @@ def write_report(
     output: Path,
     title: str = "Entropy-weighted credit against DAPO",
     console: Console | None = None,
+    sources: Sequence[str] = (),
 ) -> Path:
     """Draw the curves of runs, compare them, and print the tables.
 
@@ -25,12 +26,14 @@ def write_report(
             absent.
         title: of figures and page.
         console: where the tables go; None for the terminal.
+        sources: data sources that validation accuracies are means over; none for all. Those of each stand beside them.
 
     Returns:
         The path of ``curves.png``.
 
     Raises:
-        MetricsError: a run's metrics are missing or damaged, or no run has logged a step; it names the file.
+        MetricsError: a run's metrics are missing or damaged, or no run has logged a step; it names the file. Or no run
+            was validated on a data source.
         ValueError: no runs were given.
     """
     import json
@@ -38,13 +41,13 @@ def write_report(
     from gtpo_verl.report import figure, page, summary
     from gtpo_verl.report.contents import Contents
 
-    contents = Contents.of(runs)
-    said = summary.summarize(contents.runs, contents.comparison)
+    contents = Contents.of(runs, sources)
+    said = summary.summarize(contents.runs, contents.comparison, sources)
     marks = contents.fingerprints()
     output.mkdir(parents=True, exist_ok=True)
     for name, panels in contents.panels.items():
         figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
-    numbers = summary.to_json(contents.runs, contents.comparison)
+    numbers = summary.to_json(contents.runs, contents.comparison, sources)
     (output / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     page.write(contents, said, title, output / "report.html")
     summary.show(said, console or tables.console())

@@ -93,14 +93,14 @@ class Comparison:
     differences: list[Difference]
 
 
-def compare(runs: RunSet) -> Comparison:
+def compare(runs: RunSet, sources: Sequence[str] = ()) -> Comparison:
     """Compare all algorithms at the end, or, while no run is there, at the last step that half of every algorithm's
-    runs have reached."""
+    runs have reached; accuracies over `sources`, or all."""
     end = max(runs.end_of(run) for run in runs.runs)
     step = end
     if not any(run.log.last_step >= end for run in runs.runs):
         step = min(sorted(run.log.last_step for run in group)[len(group) // 2] for group in runs.groups.values())
-    measures = {measure.key: measure for measure in final_measures(runs.logs)}
+    measures = {measure.key: measure for measure in final_measures(runs.logs, sources)}
     finals: list[Final] = []
     differences: list[Difference] = []
     for measure in measures.values():

@@ -11,23 +11,35 @@ from pathlib import Path
 from gtpo_verl.report import measures
 from gtpo_verl.report.comparison import Comparison, compare
 from gtpo_verl.report.measures import Measure
+from gtpo_verl.report.metrics_log import MetricsError
 from gtpo_verl.report.runs import RunSet, read_runs
 
 
 @dataclass(frozen=True)
 class Contents:
-    """The runs of a report, the panels of its figures by the figure's name, and the comparison of the runs."""
+    """The runs of a report, the panels of its figures by the figure's name, the comparison of the runs, and the data
+    sources that validation accuracies are means over; none: all."""
 
     runs: RunSet
     panels: Mapping[str, Sequence[Measure]]
     comparison: Comparison
+    sources: Sequence[str] = ()
 
     @classmethod
-    def of(cls, places: Sequence[Path]) -> Contents:
-        """Read and compare the runs at these places; raises what `read_runs` raises."""
+    def of(cls, places: Sequence[Path], sources: Sequence[str] = ()) -> Contents:
+        """Read and compare the runs at these places.
+
+        Raises:
+            MetricsError: as `read_runs` does, or no run was validated on a data source of this name.
+        """
         runs = read_runs(places)
-        panels = {"curves": measures.curves(runs.logs), "diagnostics": measures.diagnostics(runs.logs)}
-        return cls(runs, {name: shown for name, shown in panels.items() if shown}, compare(runs))
+        known = measures.validated_sources(runs.logs)
+        for source in sources if known else ():
+            if source not in known:
+                raise MetricsError(f"no run was validated on {source}; there are {', '.join(known)}")
+        panels = {"curves": measures.curves(runs.logs, sources), "diagnostics": measures.diagnostics(runs.logs)}
+        shown = {name: panel for name, panel in panels.items() if panel}
+        return cls(runs, shown, compare(runs, sources), sources)
 
     def fingerprints(self) -> dict[str, str]:
         """Return, by figure, and as ``report`` for all, what says which values were drawn: a hash of each measure of

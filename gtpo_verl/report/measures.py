@@ -78,14 +78,14 @@ _STATISTICS = {
 }
 
 
-def curves(logs: Sequence[MetricsLog]) -> list[Measure]:
+def curves(logs: Sequence[MetricsLog], sources: Sequence[str] = ()) -> list[Measure]:
     """Return the measures of the main figure: the paper's four, training reward, and mean accuracy.
 
     The k of best@k are the highest two that all validated logs have, 32 and 16 in the paper; where none was validated,
-    the panels stay, empty.
+    the panels stay, empty. Accuracies are means over `sources`, as of `validation`.
     """
-    best = validation(logs, "best")[:2]
-    mean = validation(logs, "mean")[:1]
+    best = validation(logs, "best", sources)[:2]
+    mean = validation(logs, "mean", sources)[:1]
     none = Measure("validation", "Validation accuracy", "share of problems", lambda log: {}, validation=True)
     return [ENTROPY, LENGTH, REWARD, *(mean or [none]), *best]
 
@@ -95,30 +95,42 @@ def diagnostics(logs: Sequence[MetricsLog]) -> list[Measure]:
     return [measure for measure in DIAGNOSTICS if any(measure.series(log) for log in logs)]
 
 
-def final_measures(logs: Sequence[MetricsLog]) -> list[Measure]:
-    """Return the measures whose final values are compared; accuracies of each data source after those over all."""
-    found = validation(logs, "mean")[:1] + validation(logs, "best")[:2] + validation(logs, "maj")[:1]
-    sources = found[0].sources if found else ()
-    if len(sources) > 1:
-        found += [one for source in sources for one in validation(logs, "mean", source)[:1]]
+def final_measures(logs: Sequence[MetricsLog], sources: Sequence[str] = ()) -> list[Measure]:
+    """Return the measures whose final values are compared: accuracies over `sources`, as of `validation`, then those of
+    each data source."""
+    wanted = (("mean", 1), ("best", 2), ("maj", 1))
+    found = [one for statistic, many in wanted for one in validation(logs, statistic, sources)[:many]]
+    each = next((one.sources for one in validation(logs, "mean")), ())
+    if len(each) > 1:
+        found += [one for source in each for one in validation(logs, "mean", [source], named=True)[:1]]
     return [*found, REWARD, ENTROPY, LENGTH]
 
 
-def validation(logs: Sequence[MetricsLog], statistic: str, only: str | None = None) -> list[Measure]:
+def validated_sources(logs: Sequence[MetricsLog]) -> list[str]:
+    """Return all data sources of which any log has an accuracy."""
+    return sorted({source for log in logs for source, _ in _validation_names(log, "mean")})
+
+
+def validation(
+    logs: Sequence[MetricsLog], statistic: str, sources: Sequence[str] = (), named: bool = False
+) -> list[Measure]:
     """Return a validation accuracy for each k that all validated logs share, highest k first.
 
     Args:
         logs: those without any validation have no say.
         statistic: ``mean``, ``best`` or ``maj`` of k responses.
-        only: a data source; None for the mean over all that the logs share.
+        sources: data sources that it is the mean over; none for all that the logs share.
+        named: key and title name the sources.
     """
     names = [found for log in logs if (found := _validation_names(log, statistic))]
     common = set[tuple[str, int]].intersection(*(set(found) for found in names)) if names else set()
     by_k: dict[int, tuple[str, ...]] = {}
     for source, k in sorted(common):
-        if only in (None, source):
+        if not sources or source in sources:
             by_k[k] = (*by_k.get(k, ()), source)
-    return [_accuracy(statistic, k, by_k[k], only) for k in sorted(by_k, reverse=True)]
+    whole = [k for k in by_k if not sources or len(by_k[k]) == len(set(sources))]
+    only = ", ".join(sources) if named else None
+    return [_accuracy(statistic, k, by_k[k], only) for k in sorted(whole, reverse=True)]
 
 
 def _accuracy(statistic: str, k: int, sources: tuple[str, ...], only: str | None) -> Measure:

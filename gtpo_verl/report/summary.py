@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,18 +39,22 @@ class Summary:
     states: dict[str, str]
 
 
-def summarize(runs: RunSet, comparison: Comparison) -> Summary:
-    """Put a comparison into words."""
+def summarize(runs: RunSet, comparison: Comparison, sources: Sequence[str] = ()) -> Summary:
+    """Put a comparison into words; `sources` are those that accuracies are means over, where not all."""
     tables = [_finals(runs, comparison)]
     if any(one.pairs > 1 for one in comparison.differences):
         tables.append(_differences(comparison))
-    return Summary(_notes(runs, comparison), tables, {run.name: _state(runs, run) for run in runs.runs})
+    notes = _notes(runs, comparison)
+    if sources:
+        notes.append(f"Validation accuracies that name no data source are means over {', '.join(sources)}.")
+    return Summary(notes, tables, {run.name: _state(runs, run) for run in runs.runs})
 
 
-def to_json(runs: RunSet, comparison: Comparison) -> dict[str, Any]:
+def to_json(runs: RunSet, comparison: Comparison, sources: Sequence[str] = ()) -> dict[str, Any]:
     """Return the numbers of a report."""
     return {
         "step": comparison.step,
+        "sources": list(sources),
         "runs": [
             {
                 "run": run.name,

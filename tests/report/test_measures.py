@@ -49,6 +49,30 @@ def test_accuracies_are_means_over_data_sources():
     assert mean.sources == ("rg/a", "rg/b")
 
 
+def test_accuracies_are_means_over_the_sources_that_are_named():
+    values = {"rg/a": 0.2, "rg/b": 0.4, "rg/c": 0.9}
+    both = {
+        0: {
+            name: value
+            for source, mean in values.items()
+            for name, value in validated([8, 4], source, mean=mean)[0].items()
+        }
+    }
+    one = log(both)
+    found = measures.final_measures([one], ["rg/a", "rg/b"])
+    assert keys(found)[:7] == ["mean@8", "best@8", "best@4", "maj@8", "mean@8, rg/a", "mean@8, rg/b", "mean@8, rg/c"]
+    assert found[0].series(one) == {0: pytest.approx(0.3)}
+    assert {shown.sources for shown in found[:4]} == {("rg/a", "rg/b")}
+    assert [shown.sources for shown in measures.curves([one], ["rg/b"])[3:]] == [("rg/b",)] * 3
+    assert measures.curves([one], ["rg/b"])[3].series(one) == {0: 0.4}
+    assert measures.validated_sources([one, log({})]) == sorted(values)
+
+
+def test_a_k_that_a_named_source_lacks_is_none():
+    one = log({0: {**validated([8, 4], "rg/a")[0], **validated([4], "rg/b")[0]}})
+    assert keys(measures.curves([one], ["rg/a", "rg/b"])[3:]) == ["validation", "best@4"]
+
+
 def test_final_measures_have_the_majority_and_what_training_logs():
     found = measures.final_measures([log(validated([2, 4]))])
     assert keys(found) == ["mean@4", "best@4", "best@2", "maj@4", "reward", "entropy", "length"]

@@ -9,6 +9,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from gtpo_verl.report import figure, measures, write_report
+from gtpo_verl.report.metrics_log import MetricsError
 from gtpo_verl.report.runs import read_runs
 
 
@@ -79,6 +80,17 @@ def test_curves_show_the_logged_values(runs):
     assert mean.lines[1].get_ydata() == pytest.approx([0.4, 0.54])
     assert list(best.lines[0].get_xdata()) == [0, 12]
     assert best.lines[0].get_ydata() == pytest.approx([0.6, 0.8])
+
+
+def test_the_sources_of_the_accuracies_are_said_and_must_be_there(runs, tmp_path):
+    source = measures.validated_sources(read_runs(runs).logs)[0]
+    console = Console(record=True, width=200, file=io.StringIO())
+    folder = write_report(runs, tmp_path / "report", console=console, sources=[source]).parent
+    assert f"means over {source}." in console.export_text()
+    assert json.loads((folder / "report.json").read_text())["sources"] == [source]
+    with pytest.raises(MetricsError, match=f"no run was validated on sorts; there are {source}"):
+        write_report(runs, tmp_path / "other", sources=[source, "sorts"])
+    assert not (tmp_path / "other").exists()
 
 
 def test_one_seed_has_no_band(runs):
