@@ -43,6 +43,7 @@ class Manifest:
         overrides: Hydra's, of every run.
         runs: by name: `algorithm`, a preset, where that is not the name; `seeds`; more `overrides`.
         revision: of the repository; the package and its presets must be those of this commit. null: any.
+        alike: hashes of other code (`source` in `runs.json`) that gives the same numbers; its runs are added to.
         versions: of packages, which must be installed.
         sources: data sources that the report's validation accuracies are means over; none: all.
         scales: by name.
@@ -58,6 +59,7 @@ class Manifest:
     revision: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
+    alike: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":

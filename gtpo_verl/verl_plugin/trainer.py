@@ -22,7 +22,7 @@ from gtpo_verl.configuration.settings import RecipeSettings
 from gtpo_verl.run_folder.checkpoints import CheckpointFolder
 from gtpo_verl.run_folder.metrics_history import MetricsHistory
 from gtpo_verl.runtime import stage
-from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer
+from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer, validation_statistics
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages, check_scores
 from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
@@ -158,6 +158,10 @@ class GtpoTrainer(PPOTrainerSync):
         super().on_validate_begin()
         stage.say("validating")
         self.logger = saving.attach(self.logger, self._history)
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with validation_statistics.in_bulk():
+            return super()._val_metrics_update(*args, **kwargs)
 
     def on_train_begin(self) -> None:
         super().on_train_begin()

@@ -188,7 +188,8 @@ def test_results_of_other_code_are_not_added_to(tmp_path):
     results.keep(*planned(1), tmp_path, source="abc", revision="r1")
     provenance.check(manifest(), "abc", results)
     with pytest.raises(ValueError, match=r"dapo-seed1 was made with other code \(revision r1\)"):
-        provenance.check(manifest(), "def", results)
+        provenance.check(manifest(alike=["def"]), "def", results)
+    provenance.check(manifest(alike=["abc"]), "def", results)
 
 
 @pytest.fixture

@@ -34,6 +34,16 @@ CALLABLES = [
     ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync.__init__", ["self", "config"], "our trainer cannot be built"),
     ("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._build_replay_buffer", ["self"], "sampling has no limit"),
     (
+        "verl.trainer.ppo.metric_utils:bootstrap_metric",
+        ["data", "subset_size", "reduce_fns", "n_bootstrap", "seed"],
+        "a validation takes a minute for its statistics",
+    ),
+    (
+        "verl.trainer.ppo.metric_utils:calc_maj_val",
+        ["data", "vote_key", "val_key"],
+        "a validation takes a minute for its majorities",
+    ),
+    (
         "verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._init_dataloader",
         ["self"],
         "a run whose data ends early stops without a word",
