@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[1024, 256], help="for each number of tokens")
     parser.add_argument("--repeats", type=int, default=3, help="of requests shorter than 1,000 tokens; others: one")
     parser.add_argument("--memory", type=float, default=0.5, help="gpu_memory_utilization")
+    parser.add_argument("--no-compile", action="store_true", help="no engine compiles, so that all start sooner")
     parser.add_argument("--ways", type=int, nargs="+", default=range(len(WAYS)), help="by number, from 0")
     options = parser.parse_args()
     asyncio.run(measure(options))
@@ -115,9 +116,9 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
         more["scheduler_cls"] = SCHEDULER
     if not torch.cuda.is_available():
         more |= {"enforce_eager": True, "dtype": "float32"}
-    elif wanted.get("graphs"):
-        more["compilation_config"] = {"cudagraph_capture_sizes": GRAPHS}
-        if not wanted.get("compiled", True):
+    else:
+        more["compilation_config"] = {"cudagraph_capture_sizes": GRAPHS} if wanted.get("graphs") else {}
+        if options.no_compile or not wanted.get("compiled", True):
             more["compilation_config"] |= {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     arguments = AsyncEngineArgs(
         model=options.model,
