@@ -155,6 +155,11 @@ def test_done_is_what_has_all_steps_here_or_in_the_results(tmp_path):
     make_run(tmp_path / "elsewhere" / two.name, (1, {"a": 1}), (2, {"a": 1}))
     results.keep(two, tmp_path / "elsewhere", source="abc")
     assert results.has(two, tmp_path, 2)
+    # Cut off in its last validation.
+    lines = [(1, {"a": 1}), (2, {"val-prompts/task": {"a1": 0.5}})]
+    text = "".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in lines)
+    results.log(three).write_bytes(gzip.compress(text.encode()))
+    assert not results.has(three, tmp_path, 2)
 
 
 def test_a_set_is_made_by_one_process_at_a_time(tmp_path):
