@@ -49,10 +49,17 @@ def test_all_runs_of_a_seed_come_before_those_of_the_next(tmp_path):
     )
     assert [run.name for run in manifest.planned(manifest.scales["cpu"], seeds=[2])] == ["dapo-seed2", "ablation-seed2"]
     assert [run.name for run in manifest.planned(manifest.scales["cpu"], runs=["dapo"])] == ["dapo-seed1", "dapo-seed2"]
+    twice = manifest.planned(manifest.scales["cpu"], seeds=[2, 1, 2], runs=["dapo", "dapo"])
+    assert [run.name for run in twice] == ["dapo-seed2", "dapo-seed1"]
 
 
 @pytest.mark.parametrize(
-    ("chosen", "words"), [({"seeds": [1, 3]}, "seed 3; it has 1, 2"), ({"runs": ["dpo"]}, "run dpo")]
+    ("chosen", "words"),
+    [
+        ({"seeds": [1, 3]}, "seed 3; it has 1, 2"),
+        ({"runs": ["dpo"]}, "run dpo"),
+        ({"runs": ["ablation"], "seeds": [1]}, "seed 1 of ablation; it has 2"),
+    ],
 )
 def test_what_the_set_does_not_have_is_named(tmp_path, chosen, words):
     manifest = Manifest.read(write(tmp_path))
@@ -68,6 +75,14 @@ def test_what_the_set_does_not_have_is_named(tmp_path, chosen, words):
         ({"sede": [1]}, "sede"),
         ({"runs": {"dapo": {"sedes": [1]}}}, "runs.dapo: unknown sedes"),
         ({"scales": {"cpu": {"kards": 0}}}, "kards"),
+        ({"sources": "sorts"}, "sources: no list"),
+        ({"alike": "c1a7627592afd9c4"}, "alike: no list"),
+        ({"seeds": 8}, "seeds: no list"),
+        ({"overrides": "a=1"}, "overrides: no list"),
+        ({"prepare": "prepare arithmetic"}, "prepare: no list"),
+        ({"runs": {"dapo": {"seeds": 8}}}, "runs.dapo.seeds: no list"),
+        ({"runs": {"dapo": {"overrides": "a=1"}}}, "runs.dapo.overrides: no list"),
+        ({"scales": {"cpu": {"cards": 0, "side_by_side": 1, "overrides": "a=1"}}}, "scales.cpu.overrides: no list"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(tmp_path, changes, words):
