@@ -54,8 +54,8 @@ def _values(data: Sequence[Any], reduce_fns: Sequence[Callable]) -> Callable[[ND
         return lambda drawn: [values[drawn].max(axis=1), values[drawn].min(axis=1)]
     if len(reduce_fns) == 1 and isinstance(vote := reduce_fns[0], partial) and vote.func is metric_utils.calc_maj_val:
         answers, kept = ([one[vote.keywords[key]] for one in data] for key in ("vote_key", "val_key"))
-        if (values := _numbers(kept)) is not None:
-            return lambda drawn: [values[_majority(answers, drawn)]]
+        if (voted := _numbers(kept)) is not None:
+            return lambda drawn: [voted[_majority(answers, drawn)]]
     return None
 
 
