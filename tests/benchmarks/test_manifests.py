@@ -1,6 +1,8 @@
 """The sets of runs that this repository ships, and what a manifest says."""
 
+import dataclasses
 import functools
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +12,8 @@ import yaml
 
 from benchmarks.reproduction.__main__ import MANIFESTS
 from benchmarks.reproduction.manifest import Manifest
+from benchmarks.reproduction.provenance import check, source_digest
+from benchmarks.reproduction.results import Results
 from gtpo_verl.configuration.composition import compose_config
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +108,32 @@ def test_every_run_of_every_scale_composes(path, scale):
         assert (config.trainer.device == "cpu") == (manifest.scales[scale].cards == 0)
         # What is compared is the algorithm: all see the same prompts in the same order.
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == run_seed(run)
+
+
+BUILT_ON = re.compile(r"DAPO's runs are those of `(\w+)`")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SHIPPED if BUILT_ON.search(path.read_text())], ids=lambda it: it.stem
+)
+def test_runs_that_are_to_be_copied_from_another_set_are_accepted(path, tmp_path):
+    of = BUILT_ON.search(path.read_text())[1]
+    records = json.loads((ROOT / "benchmarks/results" / of / "runs.json").read_text())
+    copied = {name: facts for name, facts in records.items() if name.startswith("dapo-")}
+    (tmp_path / "runs.json").write_text(json.dumps(copied))
+    manifest, other = Manifest.read(path), Manifest.read(MANIFESTS / f"{of}.yaml")
+    assert set(copied) == {f"dapo-seed{seed}" for seed in manifest.seeds}
+    assert manifest.versions == other.versions
+    check(dataclasses.replace(manifest, versions={}), source_digest(), Results(tmp_path))
+    # But for the names, the runs are the same.
+    commands = [
+        [
+            [one for one in run.overrides if not one.startswith("trainer.project_name")]
+            for run in one.planned(one.scales["cpu"], runs=["dapo"])
+        ]
+        for one in (manifest, other)
+    ]
+    assert commands[0] == commands[1]
 
 
 @functools.cache
