@@ -97,7 +97,8 @@ COLUMNS = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_the_tables_of_the_results_are_the_reports_numbers(name):
     numbers = json.loads((RESULTS / name / "report/report.json").read_text())
-    section = next(part for part in (ROOT / "docs/results.md").read_text().split("\n## ") if f"/{name}/" in part)
+    parts = re.split(r"\n##+ ", (ROOT / "docs/results.md").read_text())
+    section = next(part for part in parts if f"/{name}/" in part)
     rows = [[cell.strip("* ") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:2] == "| "]
     algorithms = {label(one["algorithm"]): one["algorithm"] for one in numbers["finals"]}
     found = {cells[0].partition(",")[0]: cells for cells in rows if cells[0].partition(",")[0] in algorithms}
