@@ -60,7 +60,7 @@ def reproduce(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/reproduce.sh", description=__doc__.splitlines()[0])
     parser.add_argument("scale", help="of a manifest: cpu, 1gpu, 2gpu, 4gpu")
-    parser.add_argument("--manifest", type=Path, help="by default the one in benchmarks/manifests that has the scale")
+    parser.add_argument("--manifest", type=Path, help="by default the first in benchmarks/manifests that has the scale")
     parser.add_argument("--results", type=Path, help="folder of logs and report; what is done there is not made again")
     parser.add_argument("--seeds", type=int, nargs="+", help="only these")
     parser.add_argument("--runs", nargs="+", help="only these of the manifest's runs")

@@ -7,6 +7,9 @@ from typing import Any
 
 import yaml
 
+# Of a text one would take the letters.
+_LISTS = {"seeds", "prepare", "overrides", "sources", "alike"}
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -71,6 +74,12 @@ class Manifest:
             for name, run in manifest.runs.items():
                 if unknown := set(run) - {"algorithm", "seeds", "overrides"}:
                     raise ValueError(f"runs.{name}: unknown {', '.join(sorted(unknown))}")
+            parts = {"": given, **{f"runs.{name}.": run for name, run in manifest.runs.items()}}
+            parts |= {f"scales.{name}.": {"overrides": scale.overrides} for name, scale in scales.items()}
+            for part, keys in parts.items():
+                for key in _LISTS & keys.keys():
+                    if not isinstance(keys[key], list):
+                        raise ValueError(f"{part}{key}: no list")
         except (OSError, TypeError, ValueError, KeyError, AttributeError, yaml.YAMLError) as error:
             raise ValueError(f"{path}: {error}") from error
         return manifest
@@ -82,15 +91,18 @@ class Manifest:
         `runs`, where they are given.
 
         Raises:
-            ValueError: a run has no such name, or no run such a seed.
+            ValueError: a run has no such name, or none of these runs such a seed.
         """
-        known = sorted({seed for run in self.runs.values() for seed in run.get("seeds", self.seeds)})
-        for what, given, there in (("run", runs, list(self.runs)), ("seed", seeds, known)):
-            if unknown := [one for one in given or () if one not in there]:
-                raise ValueError(f"{self.set} has no {what} {unknown[0]}; it has {', '.join(map(str, there))}")
-        for seed in seeds or known:
-            for name, run in self.runs.items():
-                if seed in run.get("seeds", self.seeds) and (runs is None or name in runs):
+        if unknown := [name for name in runs or () if name not in self.runs]:
+            raise ValueError(f"{self.set} has no run {unknown[0]}; it has {', '.join(self.runs)}")
+        chosen = {name: run for name, run in self.runs.items() if runs is None or name in runs}
+        known = sorted({seed for run in chosen.values() for seed in run.get("seeds", self.seeds)})
+        if absent := [seed for seed in seeds or () if seed not in known]:
+            of = "" if runs is None else f" of {', '.join(chosen)}"
+            raise ValueError(f"{self.set} has no seed {absent[0]}{of}; it has {', '.join(map(str, known))}")
+        for seed in dict.fromkeys(seeds or known):
+            for name, run in chosen.items():
+                if seed in run.get("seeds", self.seeds):
                     overrides = [f"algorithm={run.get('algorithm', name)}", *self.overrides, *scale.overrides]
                     overrides += run.get("overrides", [])
                     overrides += [f"trainer.project_name={self.set}", f"trainer.experiment_name={name}"]

@@ -32,8 +32,8 @@ def write_report(
         The path of ``curves.png``.
 
     Raises:
-        MetricsError: a run's metrics are missing or damaged, or no run has logged a step; it names the file. Or no run
-            was validated on a data source.
+        MetricsError: a run's metrics are missing or damaged, or no run has logged a step; it names the file. Or a run
+            that was validated has no accuracy over `sources`; it names the run.
         ValueError: no runs were given.
     """
     import json
@@ -42,12 +42,12 @@ def write_report(
     from gtpo_verl.report.contents import Contents
 
     contents = Contents.of(runs, sources)
-    said = summary.summarize(contents.runs, contents.comparison, sources)
+    said = summary.summarize(contents.runs, contents.comparison, contents.sources)
     marks = contents.fingerprints()
     output.mkdir(parents=True, exist_ok=True)
     for name, panels in contents.panels.items():
         figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
-    numbers = summary.to_json(contents.runs, contents.comparison, sources)
+    numbers = summary.to_json(contents.runs, contents.comparison, contents.sources)
     (output / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     page.write(contents, said, title, output / "report.html")
     summary.show(said, console or tables.console())

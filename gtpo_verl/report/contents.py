@@ -30,13 +30,11 @@ class Contents:
         """Read and compare the runs at these places.
 
         Raises:
-            MetricsError: as `read_runs` does, or no run was validated on a data source of this name.
+            MetricsError: as `read_runs` does, or a run that was validated has no accuracy over these data sources.
         """
         runs = read_runs(places)
-        known = measures.validated_sources(runs.logs)
-        for source in sources if known else ():
-            if source not in known:
-                raise MetricsError(f"no run was validated on {source}; there are {', '.join(known)}")
+        sources = list(dict.fromkeys(sources))
+        _check(sources, runs)
         panels = {"curves": measures.curves(runs.logs, sources), "diagnostics": measures.diagnostics(runs.logs)}
         shown = {name: panel for name, panel in panels.items() if panel}
         return cls(runs, shown, compare(runs, sources), sources)
@@ -54,6 +52,18 @@ class Contents:
         }
         hashed = {name: _sha256(drawn) for name, drawn in [*values.items(), ("report", values)]}
         return {name: f"values-sha256:{digest}" for name, digest in hashed.items()}
+
+
+def _check(sources: Sequence[str], runs: RunSet) -> None:
+    validated = {run.name: found for run in runs.runs if (found := measures.validated_sources([run.log]))}
+    known = measures.validated_sources(runs.logs)
+    for source in sources if validated else ():
+        if source not in known:
+            raise MetricsError(f"no run was validated on {source}; there are {', '.join(known)}")
+        if lacking := [name for name, found in validated.items() if source not in found]:
+            raise MetricsError(f"not validated on {source}: {', '.join(lacking)}")
+    if validated and sources and not measures.validation(runs.logs, "mean", sources):
+        raise MetricsError(f"there is no k of which all runs have mean@k of {', '.join(sources)}")
 
 
 def _sha256(values: object) -> str:

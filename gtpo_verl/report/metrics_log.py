@@ -144,7 +144,9 @@ def _add(
     record: tuple[int, dict[str, Any]],
 ) -> None:
     step, data = record
-    steps.setdefault(step, {}).update(_numbers(data))
+    # Prompts alone are no step: a run can be cut off after its responses were written and before its metrics were.
+    if not data or not all(name.startswith(PROMPTS_PREFIX) for name in data):
+        steps.setdefault(step, {}).update(_numbers(data))
     for name, values in data.items():
         if name.startswith(PROMPTS_PREFIX) and isinstance(values, dict):
             prompts.setdefault(step, {})[name.removeprefix(PROMPTS_PREFIX)] = _numbers(values)

@@ -54,15 +54,18 @@ def _values(data: Sequence[Any], reduce_fns: Sequence[Callable]) -> Callable[[ND
         return lambda drawn: [values[drawn].max(axis=1), values[drawn].min(axis=1)]
     if len(reduce_fns) == 1 and isinstance(vote := reduce_fns[0], partial) and vote.func is metric_utils.calc_maj_val:
         answers, kept = ([one[vote.keywords[key]] for one in data] for key in ("vote_key", "val_key"))
-        if (values := _numbers(kept)) is not None:
-            return lambda drawn: [values[_majority(answers, drawn)]]
+        if (voted := _numbers(kept)) is not None:
+            return lambda drawn: [voted[_majority(answers, drawn)]]
     return None
 
 
 def _numbers(data: Sequence[Any]) -> NDArray[np.float64] | None:
     # numpy's maximum of Python objects has another answer for NaN than that of floats.
     finite = all(isinstance(one, numbers.Real | np.bool_) and math.isfinite(one) for one in data)
-    return np.array(data, dtype=np.float64) if finite and len(data) else None
+    # numpy compares a Python number with one of single or half precision in that precision.
+    kinds = set(map(type, data))
+    coarse = len(kinds) > 1 and any(issubclass(kind, np.floating) and kind is not np.float64 for kind in kinds)
+    return np.array(data, dtype=np.float64) if finite and len(data) and not coarse else None
 
 
 def _majority(answers: Sequence[Any], drawn: NDArray[np.int64]) -> NDArray[np.int64]:

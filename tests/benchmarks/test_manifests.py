@@ -1,6 +1,8 @@
 """The sets of runs that this repository ships, and what a manifest says."""
 
+import dataclasses
 import functools
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -10,6 +12,8 @@ import yaml
 
 from benchmarks.reproduction.__main__ import MANIFESTS
 from benchmarks.reproduction.manifest import Manifest
+from benchmarks.reproduction.provenance import check, source_digest
+from benchmarks.reproduction.results import Results
 from gtpo_verl.configuration.composition import compose_config
 
 ROOT = Path(__file__).parents[2]
@@ -49,10 +53,17 @@ def test_all_runs_of_a_seed_come_before_those_of_the_next(tmp_path):
     )
     assert [run.name for run in manifest.planned(manifest.scales["cpu"], seeds=[2])] == ["dapo-seed2", "ablation-seed2"]
     assert [run.name for run in manifest.planned(manifest.scales["cpu"], runs=["dapo"])] == ["dapo-seed1", "dapo-seed2"]
+    twice = manifest.planned(manifest.scales["cpu"], seeds=[2, 1, 2], runs=["dapo", "dapo"])
+    assert [run.name for run in twice] == ["dapo-seed2", "dapo-seed1"]
 
 
 @pytest.mark.parametrize(
-    ("chosen", "words"), [({"seeds": [1, 3]}, "seed 3; it has 1, 2"), ({"runs": ["dpo"]}, "run dpo")]
+    ("chosen", "words"),
+    [
+        ({"seeds": [1, 3]}, "seed 3; it has 1, 2"),
+        ({"runs": ["dpo"]}, "run dpo"),
+        ({"runs": ["ablation"], "seeds": [1]}, "seed 1 of ablation; it has 2"),
+    ],
 )
 def test_what_the_set_does_not_have_is_named(tmp_path, chosen, words):
     manifest = Manifest.read(write(tmp_path))
@@ -68,6 +79,14 @@ def test_what_the_set_does_not_have_is_named(tmp_path, chosen, words):
         ({"sede": [1]}, "sede"),
         ({"runs": {"dapo": {"sedes": [1]}}}, "runs.dapo: unknown sedes"),
         ({"scales": {"cpu": {"kards": 0}}}, "kards"),
+        ({"sources": "sorts"}, "sources: no list"),
+        ({"alike": "c1a7627592afd9c4"}, "alike: no list"),
+        ({"seeds": 8}, "seeds: no list"),
+        ({"overrides": "a=1"}, "overrides: no list"),
+        ({"prepare": "prepare arithmetic"}, "prepare: no list"),
+        ({"runs": {"dapo": {"seeds": 8}}}, "runs.dapo.seeds: no list"),
+        ({"runs": {"dapo": {"overrides": "a=1"}}}, "runs.dapo.overrides: no list"),
+        ({"scales": {"cpu": {"cards": 0, "side_by_side": 1, "overrides": "a=1"}}}, "scales.cpu.overrides: no list"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(tmp_path, changes, words):
@@ -91,6 +110,32 @@ def test_every_run_of_every_scale_composes(path, scale):
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == run_seed(run)
 
 
+BUILT_ON = re.compile(r"DAPO's runs are those of `(\w+)`")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SHIPPED if BUILT_ON.search(path.read_text())], ids=lambda it: it.stem
+)
+def test_runs_that_are_to_be_copied_from_another_set_are_accepted(path, tmp_path):
+    of = BUILT_ON.search(path.read_text())[1]
+    records = json.loads((ROOT / "benchmarks/results" / of / "runs.json").read_text())
+    copied = {name: facts for name, facts in records.items() if name.startswith("dapo-")}
+    (tmp_path / "runs.json").write_text(json.dumps(copied))
+    manifest, other = Manifest.read(path), Manifest.read(MANIFESTS / f"{of}.yaml")
+    assert set(copied) == {f"dapo-seed{seed}" for seed in manifest.seeds}
+    assert manifest.versions == other.versions
+    check(dataclasses.replace(manifest, versions={}), source_digest(), Results(tmp_path))
+    # But for the names, the runs are the same.
+    commands = [
+        [
+            [one for one in run.overrides if not one.startswith("trainer.project_name")]
+            for run in one.planned(one.scales["cpu"], runs=["dapo"])
+        ]
+        for one in (manifest, other)
+    ]
+    assert commands[0] == commands[1]
+
+
 @functools.cache
 def composed(overrides):
     return compose_config(overrides)
@@ -100,9 +145,10 @@ def run_seed(run):
     return int(run.name.rpartition("seed")[2])
 
 
-def test_every_scale_of_the_script_is_in_one_manifest():
+def test_every_scale_of_the_script_is_that_of_a_set_that_needs_no_other():
     usage = re.search(r"usage: scripts/reproduce\.sh (\S+)", (ROOT / "scripts/reproduce.sh").read_text())
-    assert sorted(usage[1].split("|")) == sorted(scale for _, scale in SCALES)
+    first = {scale: path.stem for path, scale in reversed(SCALES)}
+    assert first == {scale: "arithmetic" if scale == "cpu" else "smollm2" for scale in usage[1].split("|")}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from gtpo_verl.report import write_report
 from gtpo_verl.report.contents import Contents
+from gtpo_verl.report.runs import label
 from gtpo_verl.report.summary import to_json
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,61 @@ def test_figures_of_the_documentation_are_among_them():
     known = {fingerprint(path) for folder in published_sets() for path in (folder / "report").glob("*.svg")}
     drawn = {path: fingerprint(path) for path in (ROOT / "docs").rglob("*.svg")}
     assert [path for path, mark in drawn.items() if mark is not None and mark not in known] == []
+
+
+# What the columns of a table of docs/results.md show of report.json.
+COLUMNS = {
+    "smollm2": [
+        ("finals", "mean@32", ("mean", "low", "high")),
+        ("differences", "mean@32", ("mean",)),
+        ("finals", "best@32", ("mean",)),
+        ("finals", "best@16", ("mean",)),
+        ("finals", "maj@32", ("mean",)),
+        ("finals", "mean@32, reasoning_gym/simple_equations", ("mean",)),
+        ("finals", "entropy", ("mean",)),
+        ("finals", "length", ("mean",)),
+    ],
+    "arithmetic": [
+        ("finals", "mean@8", ("mean", "low", "high")),
+        ("differences", "mean@8", ("mean", "low", "high")),
+        ("differences", "mean@8", ("p_holm",)),
+        ("differences", "mean@8", ("differs",)),
+        ("finals", "entropy", ("mean",)),
+        ("finals", "length", ("mean",)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_the_tables_of_the_results_are_the_reports_numbers(name):
+    numbers = json.loads((RESULTS / name / "report/report.json").read_text())
+    parts = re.split(r"\n##+ ", (ROOT / "docs/results.md").read_text())
+    section = next(part for part in parts if f"/{name}/" in part)
+    rows = [[cell.strip("* ") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:2] == "| "]
+    algorithms = {label(one["algorithm"]): one["algorithm"] for one in numbers["finals"]}
+    found = {cells[0].partition(",")[0]: cells for cells in rows if cells[0].partition(",")[0] in algorithms}
+    assert set(found) == set(algorithms)
+    for title, (head, *cells) in found.items():
+        assert len(cells) == len(COLUMNS[name])
+        for cell, (kind, measure, keys) in zip(cells, COLUMNS[name], strict=True):
+            wanted = {"algorithm": algorithms[title], "measure": measure}
+            shown = [one for one in numbers[kind] if wanted.items() <= one.items()]
+            if not shown:
+                assert (title, cell) == ("DAPO", "")
+                continue
+            values = [shown[0][key] for key in keys]
+            written = [cell] if keys == ("differs",) else re.findall(r"[-+]?\d+(?:\.\d+)?", cell)
+            assert written == [as_written(*pair) for pair in zip(values, written, strict=True)], (title, measure)
+            # A row says where it is of fewer seeds than were started.
+            started = sum(run["algorithm"] == algorithms[title] for run in numbers["runs"])
+            assert kind == "differences" or (shown[0]["seeds"] < started) == ("seeds" in head)
+
+
+def as_written(value, text):
+    """A value with as many decimals, and the sign, that a text has."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:{'+' if text[0] == '+' else ''}.{len(text.partition('.')[2])}f}"
 
 
 @pytest.fixture(scope="module")

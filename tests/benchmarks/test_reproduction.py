@@ -155,6 +155,11 @@ def test_done_is_what_has_all_steps_here_or_in_the_results(tmp_path):
     make_run(tmp_path / "elsewhere" / two.name, (1, {"a": 1}), (2, {"a": 1}))
     results.keep(two, tmp_path / "elsewhere", source="abc")
     assert results.has(two, tmp_path, 2)
+    # Cut off in its last validation.
+    lines = [(1, {"a": 1}), (2, {"val-prompts/task": {"a1": 0.5}})]
+    text = "".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in lines)
+    results.log(three).write_bytes(gzip.compress(text.encode()))
+    assert not results.has(three, tmp_path, 2)
 
 
 def test_a_set_is_made_by_one_process_at_a_time(tmp_path):
@@ -235,11 +240,13 @@ def test_provenance_says_commit_and_code(repository):
 
 def test_a_finished_set_starts_nothing_and_is_reported(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    validated = {f"val-core/{source}/acc/mean@8": 0.5 for source in ("sums", "sorts")}
     for run in planned(2):
-        make_run(tmp_path / "runs/s" / run.name, (1, {"actor/entropy": 0.5}))
+        make_run(tmp_path / "runs/s" / run.name, (1, {"actor/entropy": 0.5, **validated}))
     results = Results(tmp_path / "results")
     # `prepare` would fail, if it were run.
-    assert command.reproduce(manifest(prepare=["no-such-command"]), Scale(0, 1, seconds_apart=0), results) == 0
+    given = manifest(prepare=["no-such-command"], sources=["sums"])
+    assert command.reproduce(given, Scale(0, 1, seconds_apart=0), results) == 0
     assert "s: 2 runs, 2 done" in capfd.readouterr().out
     assert sorted(path.name for path in results.folder.iterdir()) == [
         "dapo-seed1.jsonl.gz",
@@ -248,3 +255,4 @@ def test_a_finished_set_starts_nothing_and_is_reported(tmp_path, monkeypatch, ca
         "runs.json",
     ]
     assert (results.folder / "report/report.html").exists()
+    assert json.loads((results.folder / "report/report.json").read_text())["sources"] == ["sums"]

@@ -80,6 +80,12 @@ def test_values_of_prompts_stand_apart(files, tmp_path):
     assert not any("prompts" in name for name in log.names)
 
 
+def test_values_of_prompts_alone_are_no_step(files, tmp_path):
+    # A run that was cut off in its last validation, after its responses were written and before its metrics were.
+    log = read_lines(write(tmp_path, files.training(3), files.line(4, **{"val-prompts/task": {"a1": 0.5}})))
+    assert (log.last_step, log.prompts) == (3, {4: {"task": {"a1": 0.5}}})
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
 def test_a_file_that_was_only_opened_has_no_steps(tmp_path, content):
     log = read_lines(write(tmp_path, content))

@@ -85,12 +85,30 @@ def test_curves_show_the_logged_values(runs):
 def test_the_sources_of_the_accuracies_are_said_and_must_be_there(runs, tmp_path):
     source = measures.validated_sources(read_runs(runs).logs)[0]
     console = Console(record=True, width=200, file=io.StringIO())
-    folder = write_report(runs, tmp_path / "report", console=console, sources=[source]).parent
+    folder = write_report(runs, tmp_path / "report", console=console, sources=[source, source]).parent
     assert f"means over {source}." in console.export_text()
     assert json.loads((folder / "report.json").read_text())["sources"] == [source]
     with pytest.raises(MetricsError, match=f"no run was validated on sorts; there are {source}"):
         write_report(runs, tmp_path / "other", sources=[source, "sorts"])
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("k", "validated", "words"),
+    [
+        (8, "dapo", "not validated on sorts: gtpo_v1-seed1, gtpo_v1-seed2, gtpo_v1-seed3$"),
+        (4, "", "no k of which all runs have mean@k of gtpo_arithmetic, sorts"),
+    ],
+    ids=["some runs have one", "no common k"],
+)
+def test_sources_without_a_mean_are_refused(files, runs, tmp_path, k, validated, words):
+    for run in runs:
+        if run.name.startswith(validated):
+            more = files.validation(0, source="sorts", **{f"best@{k}": 0.5})
+            (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes() + more)
+    with pytest.raises(MetricsError, match=words):
+        write_report(runs, tmp_path / "report", sources=["gtpo_arithmetic", "sorts"])
+    assert not (tmp_path / "report").exists()
 
 
 def test_one_seed_has_no_band(runs):

@@ -27,6 +27,25 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
     assert missing == []
 
 
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of its headings, as GitHub and GitLab make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))], ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    dead = []
+    for place, anchor in LINK.findall(page.read_text()):
+        target = page.parent / place if place else page
+        if "://" not in place and not (target.exists() and (not anchor or anchor in anchors(target))):
+            dead.append(f"{place}#{anchor}")
+    assert dead == []
+
+
 def imports() -> dict[str, set[str]]:
     """Which rooms of the package import which."""
     graph = grimp.build_graph("gtpo_verl")

@@ -49,8 +49,11 @@ def test_all_numbers_and_the_generators_state_are_verls(responses):
         [1.0, float("inf"), 0.5],
         [np.float32(0.1), np.int64(3), np.bool_(True)],
         [2**70, 1, 0.5],
+        [np.float32(0.1), 0.1, 0.1000000001],
+        [np.float16(2048), 2049, 2048],
+        [np.float32(0.1), np.float32(0.2), np.float32(0.3)],
     ],
-    ids=["nan", "inf", "numpy's", "large"],
+    ids=["nan", "inf", "numpy's", "large", "single precision and Python's", "half precision and integers", "single"],
 )
 def test_whatever_a_reward_function_returns(values):
     sources, uids, infos = validation(1, odd=lambda rng, count: [values[one] for one in rng.integers(0, 3, count)])
