@@ -92,6 +92,7 @@ COLUMNS = {
         ("finals", "length", ("mean",)),
     ],
 }
+COLUMNS |= dict.fromkeys(("arithmetic_signs", "arithmetic_blame"), COLUMNS["arithmetic"])
 
 
 @pytest.mark.parametrize("name", COLUMNS)
