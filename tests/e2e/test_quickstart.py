@@ -10,8 +10,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 def test_quickstart_with_smollm2(run: Run) -> None:
     overrides = ["model=smollm2", "trainer.total_training_steps=1", "trainer.test_freq=1", "trainer.save_freq=1"]
-    # Sampling 135M parameters is slow on a CPU: short responses, and no groups thrown away.
-    overrides += ["data.max_response_length=40", "algorithm.filter_groups.enable=false"]
+    # 135M parameters are slow on a CPU: few and short responses, and no groups thrown away.
+    overrides += ["data.max_response_length=40", "algorithm.filter_groups.enable=false", "data.train_batch_size=2"]
+    overrides += ["actor_rollout_ref.rollout.n=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
     run.start(*overrides, command="quickstart")
     assert run.wait(timeout=1700) == 0, run.terminal
     run.assert_nothing_left()
