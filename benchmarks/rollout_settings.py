@@ -4,10 +4,8 @@
 
 Many requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
 them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
-before. Seconds are those from the first request to the last response; processor seconds are those of the server's own
-process and of the engine's, which schedules, apart from its worker's: what a GPU waits for in a training step. They say
-nothing of the card, so they can be measured without one. `start` are the engine's seconds to begin. Engines that differ
-take turns, one at a time.
+before. Seconds are those from the first request to the last response; processor seconds are the server's own process,
+which is what waits in a training step; `start` those of the engine. Engines that differ take turns, one at a time.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import statistics
 import time
 from typing import Any
 
-import psutil
 import torch
 
 SCHEDULER = "gtpo_verl.verl_plugin.rollout.scheduler.scheduler"
@@ -67,7 +64,6 @@ async def measure(options: argparse.Namespace) -> None:
             "fastest",
             "slowest",
             "server_cpu_seconds",
-            "engine_cpu_seconds",
             "repeats",
             "start",
         ]
@@ -86,7 +82,7 @@ async def measure(options: argparse.Namespace) -> None:
                     await rollout(engine, requests, tokens, sampling)
                     for _ in range(options.repeats if tokens < 1000 else 1)
                 ]
-                seconds, server, scheduling = (list(column) for column in zip(*times, strict=True))
+                seconds = [wall for wall, _ in times]
                 row = {
                     "way": way,
                     "requests": requests,
@@ -94,8 +90,7 @@ async def measure(options: argparse.Namespace) -> None:
                     "seconds": round(statistics.median(seconds), 3),
                     "fastest": round(min(seconds), 3),
                     "slowest": round(max(seconds), 3),
-                    "server_cpu_seconds": round(statistics.median(server), 3),
-                    "engine_cpu_seconds": round(statistics.median(scheduling), 3),
+                    "server_cpu_seconds": round(statistics.median([own for _, own in times]), 3),
                     "repeats": len(times),
                     "start": round(started, 1),
                     "card": card,
@@ -139,8 +134,8 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(arguments)
 
 
-async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, Any]) -> tuple[float, float, float]:
-    """Seconds until all responses are there, and processor seconds meanwhile: this process's and the engine's.
+async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, Any]) -> tuple[float, float]:
+    """Seconds until all responses are there, and processor seconds of this process meanwhile.
 
     Raises:
         RuntimeError: a response of another length.
@@ -166,15 +161,9 @@ async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, A
         if len(last.outputs[0].token_ids) != tokens:
             raise RuntimeError(f"{len(last.outputs[0].token_ids)} tokens, not {tokens}")
 
-    wall, own, scheduling = time.perf_counter(), time.process_time(), engine_seconds()
+    wall, own = time.perf_counter(), time.process_time()
     await asyncio.gather(*(one(number) for number in range(requests)))
-    return time.perf_counter() - wall, time.process_time() - own, engine_seconds() - scheduling
-
-
-def engine_seconds() -> float:
-    """Processor seconds so far of the processes that this one started; the engine's worker is a child of theirs."""
-    times = [child.cpu_times() for child in psutil.Process().children()]
-    return sum(spent.user + spent.system for spent in times)
+    return time.perf_counter() - wall, time.process_time() - own
 
 
 if __name__ == "__main__":
