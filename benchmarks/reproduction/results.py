@@ -49,6 +49,13 @@ class Results:
         logs = (runs_dir / run.name / METRICS_FILE, self.log(run))
         return any(read_lines(path).last_step >= steps for path in logs if path.exists())
 
+    def behind(self, run: Planned, runs_dir: Path) -> bool:
+        """Whether a run's own folder has steps that are not on record here."""
+        metrics, log = runs_dir / run.name / METRICS_FILE, self.log(run)
+        if not metrics.exists():
+            return False
+        return not log.exists() or read_lines(metrics).last_step > read_lines(log).last_step
+
     def keep(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
         """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record; of a run
         without metrics an empty log, so that it is not forgotten."""
