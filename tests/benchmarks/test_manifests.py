@@ -16,6 +16,7 @@ from benchmarks.reproduction.manifest import Manifest
 from benchmarks.reproduction.provenance import check, source_digest
 from benchmarks.reproduction.results import Results
 from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.report.figure import colour
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(MANIFESTS.glob("*.yaml"))
@@ -109,6 +110,12 @@ def test_every_run_of_every_scale_composes(path, scale):
         assert (config.trainer.device == "cpu") == (manifest.scales[scale].cards == 0)
         # What is compared is the algorithm: all see the same prompts in the same order.
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == run_seed(run)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_algorithm_of_a_set_has_a_colour_of_its_own(path):
+    runs = Manifest.read(path).runs
+    assert len({colour(index) for index in range(len(runs))}) == len(runs)
 
 
 def accepted(manifest, folder):

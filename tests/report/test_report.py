@@ -11,6 +11,7 @@ from rich.console import Console
 from gtpo_verl.report import figure, measures, write_report
 from gtpo_verl.report.metrics_log import MetricsError
 from gtpo_verl.report.runs import read_runs
+from gtpo_verl.report.summary import Summary, TextTable, show
 
 
 def run_lines(files, gain, seed, last=12):
@@ -182,6 +183,20 @@ def test_the_terminal_has_the_tables_and_what_ended_early(runs, cut_off, tmp_pat
     assert ["reward", "GTPO", "v1", "0.460", "0.600", "0.600", "to", "0.600", "3", "of", "4"] in rows
     assert ["mean@8", "GTPO", "v1", "+0.010", "-", "3", "-", "-", "-"] in rows
     assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_a_narrow_terminal_breaks_names_and_no_number():
+    numbers = ["-0.314", "-0.534 to -0.119", "8 x 64", "0.008", "0.016", "yes"]
+    columns = ["measure", "algorithm", "difference", "95 % interval", "pairs", "p", "Holm", "differs"]
+    names = ["mean@32, reasoning_gym/basic_arithmetic", "GRPO-S v2 sign guard " + "x" * 100]
+    console = Console(record=True, width=80, file=io.StringIO())
+    show(Summary([], [TextTable("Title", columns, [[*names, *numbers]], [])], {}), console)
+    shown = console.export_text()
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(" ".join(numbers) in " ".join(line.split()) for line in lines)
+    assert shown.count("x") - shown.count("x 64") == 100
+    assert all(column in shown for column in columns[2:])
 
 
 def test_an_unfinished_set_is_no_result(files, tmp_path):
