@@ -40,10 +40,10 @@ def check(manifest: Manifest, source: str, results: Results, planned: Sequence[P
         if differs.returncode or differs.stdout:
             raise ValueError(f"the manifest is for revision {manifest.revision}:\n{differs.stdout}{differs.stderr}")
     for name, facts in results.record().items():
-        if facts["source"] not in (source, *manifest.alike):
+        if facts.get("source") not in (source, *manifest.alike):
             raise ValueError(
-                f"{results.folder}: {name} was made with other code (revision {facts['revision']}); runs of a set are "
-                "comparable only if all were made with the same"
+                f"{results.folder}: {name} was made with other code (revision {facts.get('revision')}); runs of a set "
+                "are comparable only if all were made with the same"
             )
     for run in planned:
         made = set(results.record().get(run.name, {}).get("overrides", run.overrides))

@@ -38,8 +38,20 @@ class Results:
         self._record = folder / RECORD_FILE
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """What is known of each run that was started, by its name."""
-        return json.loads(self._record.read_text("utf-8")) if self._record.exists() else {}
+        """What is known of each run that was started, by its name.
+
+        Raises:
+            ValueError: the file is damaged; it is named.
+        """
+        if not self._record.exists():
+            return {}
+        try:
+            found: Any = json.loads(self._record.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{self._record}: {error}") from error
+        if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
+            raise ValueError(f"{self._record}: no record of runs by their names")
+        return found
 
     def log(self, run: Planned) -> Path:
         return self.folder / f"{run.name}.jsonl.gz"

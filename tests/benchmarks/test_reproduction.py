@@ -188,6 +188,21 @@ def test_other_versions_are_refused(tmp_path):
         provenance.check(manifest(versions={"no-such-package": "1"}), "abc", results)
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b'{"dapo-seed1": 1}', b'{"dapo-seed1": {"steps"'])
+def test_a_damaged_record_is_named(tmp_path, content):
+    results = Results(tmp_path)
+    (tmp_path / "runs.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"runs\.json: "):
+        provenance.check(manifest(), "abc", results)
+
+
+def test_results_that_do_not_say_their_code_are_not_added_to(tmp_path):
+    results = Results(tmp_path)
+    (tmp_path / "runs.json").write_text('{"dapo-seed1": {"steps": 9}}')
+    with pytest.raises(ValueError, match="dapo-seed1 was made with other code"):
+        provenance.check(manifest(), "abc", results)
+
+
 def test_results_of_other_code_are_not_added_to(tmp_path):
     results = Results(tmp_path / "results")
     results.keep(*planned(1), tmp_path, source="abc", revision="r1")
