@@ -82,6 +82,8 @@ def _notes(runs: RunSet, comparison: Comparison) -> list[str]:
             + ", ".join(f"{run.name} at step {run.log.last_step} of {runs.end_of(run)}" for run in early)
             + "."
         )
+    if short := [name for name in comparison.left_out if name not in {run.name for run in early}]:
+        notes.append(f"In no table, as they were to end before step {comparison.step}: {', '.join(short)}.")
     if comparison.step < comparison.end:
         notes.append(
             f"No run has reached step {comparison.end}: the tables are of step {comparison.step}, which half of every "

@@ -206,6 +206,13 @@ def test_an_unfinished_set_is_no_result(files, tmp_path):
     assert "No run has reached step 12: the tables are of step 8" in " ".join(shown.split())
 
 
+def test_runs_that_were_to_end_before_the_others_are_said_to_be_in_no_table(files, tmp_path):
+    for seed, last in ((1, 12), (2, 8)):
+        files.write_run(tmp_path / f"runs/dapo-seed{seed}", *run_lines(files, 0.01, seed, last=last), planned=last)
+    _, shown = report([tmp_path / "runs"], tmp_path / "report")
+    assert "In no table, as they were to end before step 12: dapo-seed2." in " ".join(shown.split())
+
+
 def test_a_cut_off_line_is_said(files, tmp_path):
     run = files.write_run(tmp_path / "dapo", files.training(1), files.training(2), files.training(3)[:-5])
     folder, _ = report([run], tmp_path / "report")
