@@ -13,7 +13,6 @@ from benchmarks.reproduction.manifest import Manifest, Scale
 from benchmarks.reproduction.provenance import ROOT, check, provenance
 from benchmarks.reproduction.results import Results
 from benchmarks.reproduction.schedule import Schedule
-from gtpo_verl.report.metrics_log import METRICS_FILE
 
 MANIFESTS = ROOT / "benchmarks/manifests"
 
@@ -33,7 +32,7 @@ def reproduce(
     gtpo_verl = [sys.executable, "-m", "gtpo_verl.cli"]
     planned = list(manifest.planned(scale, seeds, runs))
     facts = provenance(manifest)
-    check(manifest, facts["source"], results)
+    check(manifest, facts["source"], results, list(manifest.planned(scale)))
     runs_dir = Path("runs", manifest.set)
     missing = [run for run in planned if not results.has(run, runs_dir, manifest.steps)]
     print(f"{manifest.set}: {len(planned)} runs, {len(planned) - len(missing)} done", flush=True)
@@ -48,7 +47,7 @@ def reproduce(
         print(f"{run.name}: {ending} ({seconds / 60:.1f} min)", flush=True)
         failed |= code != 0
     for run in planned:  # of an earlier start that was killed before it could
-        if (runs_dir / run.name / METRICS_FILE).exists() and not results.log(run).exists():
+        if results.behind(run, runs_dir):
             results.keep(run, runs_dir, **facts)
     report = [*gtpo_verl, "report", str(results.folder), "--output", str(results.folder / "report")]
     if manifest.sources:

@@ -3,20 +3,26 @@
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-from benchmarks.reproduction.manifest import Manifest
+from benchmarks.reproduction.manifest import Manifest, Planned
 from benchmarks.reproduction.results import Results
 
 ROOT = Path(__file__).parents[2]
+# What runs are made of; the report that is drawn of them in the end is not.
+_CODE = ("gtpo_verl", "configs")
+_REPORT = "gtpo_verl/report"
+# The name of a set says nothing about its runs: some sets begin with copies of another's.
+_PROJECT = "trainer.project_name="
 
 
-def check(manifest: Manifest, source: str, results: Results) -> None:
-    """Refuses to mix code or versions.
+def check(manifest: Manifest, source: str, results: Results, planned: Sequence[Planned] = ()) -> None:
+    """Refuses to mix code, versions or settings.
 
     Raises:
         ValueError: naming what differs from the manifest, or from the runs that are there.
@@ -29,24 +35,29 @@ def check(manifest: Manifest, source: str, results: Results) -> None:
         if installed != wanted:
             raise ValueError(f"the manifest is for {package} {wanted}; installed is {installed}")
     if manifest.revision is not None and (ROOT / ".git").exists():
-        changed = ["git", "-C", str(ROOT), "diff", "--stat", manifest.revision, "--", "gtpo_verl", "configs"]
+        changed = ["git", "-C", str(ROOT), "diff", "--stat", manifest.revision, "--", *_CODE, f":(exclude){_REPORT}"]
         differs = subprocess.run(changed, capture_output=True, text=True, encoding="utf-8", errors="replace")
         if differs.returncode or differs.stdout:
             raise ValueError(f"the manifest is for revision {manifest.revision}:\n{differs.stdout}{differs.stderr}")
     for name, facts in results.record().items():
-        if facts["source"] not in (source, *manifest.alike):
+        if facts.get("source") not in (source, *manifest.alike):
             raise ValueError(
-                f"{results.folder}: {name} was made with other code (revision {facts['revision']}); runs of a set are "
-                "comparable only if all were made with the same"
+                f"{results.folder}: {name} was made with other code (revision {facts.get('revision')}); runs of a set "
+                "are comparable only if all were made with the same"
             )
+    for run in planned:
+        made = set(results.record().get(run.name, {}).get("overrides", run.overrides))
+        if other := sorted(one for one in made ^ set(run.overrides) if not one.startswith(_PROJECT)):
+            raise ValueError(f"{results.folder}: {run.name} was made with other settings: {', '.join(other)}")
 
 
 def source_digest() -> str:
-    """A hash of the package and its presets, which says also without git that runs were made with the same code."""
+    """A hash of the package, without the report, and its presets, which says also without git that runs were made with
+    the same code."""
     digest = hashlib.sha256()
-    for folder in ("gtpo_verl", "configs"):
+    for folder in _CODE:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".yaml", ".jinja"):
+            if path.suffix in (".py", ".yaml", ".jinja") and path.is_file() and ROOT / _REPORT not in path.parents:
                 digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

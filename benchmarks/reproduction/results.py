@@ -38,8 +38,20 @@ class Results:
         self._record = folder / RECORD_FILE
 
     def record(self) -> dict[str, dict[str, Any]]:
-        """What is known of each run that was started, by its name."""
-        return json.loads(self._record.read_text("utf-8")) if self._record.exists() else {}
+        """What is known of each run that was started, by its name.
+
+        Raises:
+            ValueError: the file is damaged; it is named.
+        """
+        if not self._record.exists():
+            return {}
+        try:
+            found: Any = json.loads(self._record.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{self._record}: {error}") from error
+        if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
+            raise ValueError(f"{self._record}: no record of runs by their names")
+        return found
 
     def log(self, run: Planned) -> Path:
         return self.folder / f"{run.name}.jsonl.gz"
@@ -48,6 +60,13 @@ class Results:
         """Whether all steps of a run are on record, here or in the run's own folder."""
         logs = (runs_dir / run.name / METRICS_FILE, self.log(run))
         return any(read_lines(path).last_step >= steps for path in logs if path.exists())
+
+    def behind(self, run: Planned, runs_dir: Path) -> bool:
+        """Whether a run's own folder has steps that are not on record here."""
+        metrics, log = runs_dir / run.name / METRICS_FILE, self.log(run)
+        if not metrics.exists():
+            return False
+        return not log.exists() or read_lines(metrics).last_step > read_lines(log).last_step
 
     def keep(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
         """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record; of a run

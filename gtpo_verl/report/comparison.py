@@ -3,6 +3,7 @@ for several comparisons."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -119,9 +120,13 @@ def compare(runs: RunSet, sources: Sequence[str] = ()) -> Comparison:
 
 
 def _validated(measure: Measure, runs: RunSet, step: int) -> int:
-    """The last step up to `step` at which a run that got there has this measure; -1 without any."""
+    """The last step up to `step` at which runs that got there have this measure; -1 without any.
+
+    Half as many as have it at any step, at least: a run that is resumed validates where no other does.
+    """
     logs = [run.log for run in runs.runs if run.log.last_step >= step]
-    return max((at for log in logs for at in measure.series(log) if at <= step), default=-1)
+    have = Counter(at for log in logs for at in measure.series(log) if at <= step)
+    return max((at for at, many in have.items() if 2 * many >= max(have.values())), default=-1)
 
 
 def _values(measure: Measure, group: Sequence[Run], step: int, at: int) -> dict[int | None, float]:

@@ -17,11 +17,12 @@ from gtpo_verl.report.curves import Curve
 from gtpo_verl.report.measures import Measure
 from gtpo_verl.report.runs import RunSet, label
 
-# Okabe and Ito's palette, without its yellow; line style and marker tell lines apart without colour.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
+# Okabe and Ito's palette, with a grey and Tol's wine in place of its yellow: the experiment has eight algorithms. Line
+# style and marker tell lines apart without colour.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#999999", "#882255")
 # Lengths of strokes and gaps, in points; nothing: a whole line.
 DASHES = ((), (6, 3), (6, 2, 2, 2), (2, 2))
-_MARKERS = ("o", "s", "^", "D", "v", "P")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">")
 _COLUMNS = 3
 
 

@@ -51,13 +51,13 @@ DIAGNOSTICS = (
     Measure(
         "right_negative",
         "Right tokens with a negative advantage",
-        "share of right tokens",
+        "share of right tokens\n(before sign_guard)",
         logged("gtpo/right_tokens_negative_frac"),
     ),
     Measure(
         "wrong_positive",
         "Wrong tokens with a positive advantage",
-        "share of wrong tokens",
+        "share of wrong tokens\n(before sign_guard)",
         logged("gtpo/wrong_tokens_positive_frac"),
     ),
     Measure("clipped", "Ratios clipped in the loss", "share of tokens or responses", logged("actor/pg_clipfrac")),

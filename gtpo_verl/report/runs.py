@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from gtpo_verl.report.metrics_log import METRICS_FILE, MetricsError, MetricsLog, read_lines
+from gtpo_verl.report.metrics_log import METRICS_FILE, MetricsError, MetricsLog, read_lines, refuse_step
 from gtpo_verl.report.prompts import CONFIG_FILE, run_config
 from gtpo_verl.report.trackers import EVENTS, read_events, read_wandb_export
 
@@ -186,7 +186,10 @@ def _planned(name: str, metrics: Path) -> int | None:
     folder = metrics.parent
     try:
         if (folder / RECORD_FILE).exists():
-            return int(json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))[name]["steps"])
-        return int(run_config(folder)["trainer"]["total_training_steps"])
+            steps = int(json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))[name]["steps"])
+        else:
+            steps = int(run_config(folder)["trainer"]["total_training_steps"])
+        refuse_step(steps, name)
     except Exception:  # no such file, one cut off, or of another form: a report does not depend on it
         return None
+    return steps

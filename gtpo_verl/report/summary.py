@@ -82,6 +82,8 @@ def _notes(runs: RunSet, comparison: Comparison) -> list[str]:
             + ", ".join(f"{run.name} at step {run.log.last_step} of {runs.end_of(run)}" for run in early)
             + "."
         )
+    if short := [name for name in comparison.left_out if name not in {run.name for run in early}]:
+        notes.append(f"In no table, as they were to end before step {comparison.step}: {', '.join(short)}.")
     if comparison.step < comparison.end:
         notes.append(
             f"No run has reached step {comparison.end}: the tables are of step {comparison.step}, which half of every "
@@ -159,7 +161,8 @@ def show(summary: Summary, console: Console) -> None:
     for table in summary.tables:
         laid_out = Table(title=table.title, caption="\n".join(table.notes), box=box.SIMPLE, padding=(0, 1, 0, 0))
         for index, column in enumerate(table.columns):
-            laid_out.add_column(column, justify="left" if index < 2 else "right", no_wrap=index > 0)
+            names = index < 2  # which are broken where a terminal is narrow; a number without its end is another
+            laid_out.add_column(column, justify="left" if names else "right", no_wrap=not names, overflow="fold")
         for row in table.rows:
             laid_out.add_row(*map(Text, row))  # a name may hold what rich takes for markup: [lr=1]
         console.print(laid_out)

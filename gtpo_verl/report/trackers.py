@@ -33,7 +33,8 @@ def read_events(folder: Path) -> MetricsLog:
     steps: dict[int, dict[str, float]] = {}
     for tag in accumulator.Tags()["scalars"]:
         first = math.inf  # of the steps that were logged later
-        for event in sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time, reverse=True):
+        events = sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time)
+        for event in events[::-1]:  # of equal times, as converters write them, the later in the file first
             refuse_step(event.step, str(folder))
             if event.step < first:
                 first = event.step

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from benchmarks.reproduction.manifest import Manifest
 from benchmarks.reproduction.provenance import check, source_digest
 from benchmarks.reproduction.results import Results
 from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.report.figure import colour
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(MANIFESTS.glob("*.yaml"))
@@ -110,6 +112,23 @@ def test_every_run_of_every_scale_composes(path, scale):
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == run_seed(run)
 
 
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_algorithm_of_a_set_has_a_colour_of_its_own(path):
+    runs = Manifest.read(path).runs
+    assert len({colour(index) for index in range(len(runs))}) == len(runs)
+
+
+def accepted(manifest, folder):
+    """Whether runs may be added to a folder of results, with this code, in an environment of other versions."""
+    given = dataclasses.replace(manifest, versions={}, revision=None)
+    check(given, source_digest(), Results(folder), list(manifest.planned(next(iter(manifest.scales.values())))))
+
+
+def test_missing_runs_can_be_added_to_those_that_are_published(tmp_path):
+    shutil.copy(ROOT / "benchmarks/results/smollm2/runs.json", tmp_path)
+    accepted(Manifest.read(MANIFESTS / "smollm2.yaml"), tmp_path)
+
+
 BUILT_ON = re.compile(r"DAPO's runs are those of `(\w+)`")
 
 
@@ -124,7 +143,7 @@ def test_runs_that_are_to_be_copied_from_another_set_are_accepted(path, tmp_path
     manifest, other = Manifest.read(path), Manifest.read(MANIFESTS / f"{of}.yaml")
     assert set(copied) == {f"dapo-seed{seed}" for seed in manifest.seeds}
     assert manifest.versions == other.versions
-    check(dataclasses.replace(manifest, versions={}), source_digest(), Results(tmp_path))
+    accepted(manifest, tmp_path)
     # But for the names, the runs are the same.
     commands = [
         [

@@ -188,6 +188,21 @@ def test_other_versions_are_refused(tmp_path):
         provenance.check(manifest(versions={"no-such-package": "1"}), "abc", results)
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]", b'{"dapo-seed1": 1}', b'{"dapo-seed1": {"steps"'])
+def test_a_damaged_record_is_named(tmp_path, content):
+    results = Results(tmp_path)
+    (tmp_path / "runs.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"runs\.json: "):
+        provenance.check(manifest(), "abc", results)
+
+
+def test_results_that_do_not_say_their_code_are_not_added_to(tmp_path):
+    results = Results(tmp_path)
+    (tmp_path / "runs.json").write_text('{"dapo-seed1": {"steps": 9}}')
+    with pytest.raises(ValueError, match="dapo-seed1 was made with other code"):
+        provenance.check(manifest(), "abc", results)
+
+
 def test_results_of_other_code_are_not_added_to(tmp_path):
     results = Results(tmp_path / "results")
     results.keep(*planned(1), tmp_path, source="abc", revision="r1")
@@ -197,11 +212,30 @@ def test_results_of_other_code_are_not_added_to(tmp_path):
     provenance.check(manifest(alike=["abc"]), "def", results)
 
 
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (["lr=2"], "lr=1, lr=2"),
+        ([], "lr=1"),
+        (["lr=1", "b=1"], "b=1"),
+    ],
+    ids=["other", "fewer", "more"],
+)
+def test_results_of_other_settings_are_not_added_to(tmp_path, now, words):
+    (run,) = planned(1, "lr=1", "trainer.project_name=another_set")
+    results = Results(tmp_path / "results")
+    results.keep(run, tmp_path, source="abc", revision="r1")
+    same = planned(2, "trainer.project_name=s", "lr=1")
+    provenance.check(manifest(), "abc", results, same)
+    with pytest.raises(ValueError, match=rf"results: dapo-seed1 was made with other settings: {words}$"):
+        provenance.check(manifest(), "abc", results, planned(2, "trainer.project_name=s", *now))
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A repository of one commit, with a package and a document."""
     root = tmp_path / "repository"
-    for folder in ("gtpo_verl", "configs", "docs"):
+    for folder in ("gtpo_verl", "gtpo_verl/report", "configs", "docs"):
         (root / folder).mkdir(parents=True)
         (root / folder / "a.py").write_text("1\n")
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
@@ -215,9 +249,10 @@ def head(repository):
     return subprocess.run(["git", "-C", repository, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
-def test_a_revision_is_that_of_the_package_whatever_the_documents_say(repository, tmp_path):
+def test_a_revision_is_that_of_the_package_whatever_documents_and_report_say(repository, tmp_path):
     pinned, results = manifest(revision=head(repository)), Results(tmp_path / "results")
     (repository / "docs/a.py").write_text("2\n")
+    (repository / "gtpo_verl/report/a.py").write_text("2\n")
     provenance.check(pinned, "abc", results)
     (repository / "configs/a.py").write_text("2\n")
     with pytest.raises(ValueError, match=r"configs/a\.py"):
@@ -230,7 +265,8 @@ def test_provenance_says_commit_and_code(repository):
     before = provenance.provenance(manifest(versions={"verl": "0.9.1"}))
     assert before["revision"] == head(repository)
     assert before["versions"] == {"verl": "0.9.1"}
-    (repository / "docs/a.py").write_text("2\n")
+    for beside in ("docs/a.py", "gtpo_verl/report/a.py"):
+        (repository / beside).write_text("2\n")
     assert provenance.source_digest() == before["source"]
     (repository / "gtpo_verl/a.py").write_text("2\n")
     after = provenance.provenance(manifest())
@@ -256,3 +292,16 @@ def test_a_finished_set_starts_nothing_and_is_reported(tmp_path, monkeypatch, ca
     ]
     assert (results.folder / "report/report.html").exists()
     assert json.loads((results.folder / "report/report.json").read_text())["sources"] == ["sums"]
+
+
+def test_steps_that_a_killed_start_did_not_put_on_record_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = Results(tmp_path / "results")
+    scale = Scale(0, 1, seconds_apart=0)
+    given = manifest(steps=2, seeds=[1], alike=["abc"])
+    (run,) = given.planned(scale)
+    make_run(tmp_path / "earlier" / run.name, (1, {"actor/entropy": 0.5}))
+    results.keep(run, tmp_path / "earlier", source="abc", revision="r1")
+    make_run(tmp_path / "runs/s" / run.name, *((step, {"actor/entropy": 0.5}) for step in (1, 2)))
+    assert command.reproduce(given, scale, results) == 0
+    assert read_lines(results.log(run)).last_step == 2

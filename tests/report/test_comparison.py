@@ -175,3 +175,11 @@ def test_runs_of_other_prompts_are_compared_by_seed_alone():
     values = better[0].log.prompts[STEPS]["task"]
     values["elsewhere"] = values.pop("p0")
     assert difference(compare(runs(dapo=with_prompts("dapo", 0), gtpo_v1=better))).prompts == 0
+
+
+def test_a_validation_of_a_run_that_was_resumed_is_not_that_of_the_others():
+    dapo, gtpo = ([run(name, seed, 0.4, last=15) for seed in range(2)] for name in ("dapo", "gtpo_v1"))
+    dapo[0].log.steps[13]["val-core/task/acc/mean@32"] = 0.9
+    compared = compare(runs(dapo=dapo, gtpo_v1=gtpo))
+    finals = [only(compared.finals, measure="mean@32", algorithm=name) for name in ("dapo", "gtpo_v1")]
+    assert [(final.seeds, final.mean) for final in finals] == [(2, pytest.approx(0.25))] * 2

@@ -39,6 +39,18 @@ def test_prompts_that_differ_widen_the_interval_and_sources_count_alike():
     assert np.mean(intervals.bootstrap_interval([one, other])) == pytest.approx(2.0, abs=0.02)
 
 
+def test_noise_of_each_prompt_in_each_pair_makes_the_interval_wider_than_it_need_be(monkeypatch):
+    monkeypatch.setattr(intervals, "_RESAMPLES", 999)
+    generator = np.random.default_rng(3)
+    covered = 0
+    cases = 400
+    for _ in range(cases):
+        table = generator.normal(size=(8, 20)) + generator.normal(scale=0.2, size=(8, 1))
+        low, high = intervals.bootstrap_interval([table])
+        covered += low <= 0 <= high
+    assert covered / cases > 0.975
+
+
 def test_the_same_runs_give_the_same_interval():
     table = np.random.default_rng(2).normal(size=(8, 5))
     assert intervals.bootstrap_interval([table]) == intervals.bootstrap_interval([table])

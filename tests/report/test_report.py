@@ -11,6 +11,7 @@ from rich.console import Console
 from gtpo_verl.report import figure, measures, write_report
 from gtpo_verl.report.metrics_log import MetricsError
 from gtpo_verl.report.runs import read_runs
+from gtpo_verl.report.summary import Summary, TextTable, show
 
 
 def run_lines(files, gain, seed, last=12):
@@ -184,11 +185,32 @@ def test_the_terminal_has_the_tables_and_what_ended_early(runs, cut_off, tmp_pat
     assert max(len(line) for line in shown.splitlines()) <= 80
 
 
+def test_a_narrow_terminal_breaks_names_and_no_number():
+    numbers = ["-0.314", "-0.534 to -0.119", "8 x 64", "0.008", "0.016", "yes"]
+    columns = ["measure", "algorithm", "difference", "95 % interval", "pairs", "p", "Holm", "differs"]
+    names = ["mean@32, reasoning_gym/basic_arithmetic", "GRPO-S v2 sign guard " + "x" * 100]
+    console = Console(record=True, width=80, file=io.StringIO())
+    show(Summary([], [TextTable("Title", columns, [[*names, *numbers]], [])], {}), console)
+    shown = console.export_text()
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(" ".join(numbers) in " ".join(line.split()) for line in lines)
+    assert shown.count("x") - shown.count("x 64") == 100
+    assert all(column in shown for column in columns[2:])
+
+
 def test_an_unfinished_set_is_no_result(files, tmp_path):
     for seed in (1, 2):
         files.write_run(tmp_path / f"runs/dapo-seed{seed}", *run_lines(files, 0.01, seed, last=8), planned=12)
     _, shown = report([tmp_path / "runs"], tmp_path / "report")
     assert "No run has reached step 12: the tables are of step 8" in " ".join(shown.split())
+
+
+def test_runs_that_were_to_end_before_the_others_are_said_to_be_in_no_table(files, tmp_path):
+    for seed, last in ((1, 12), (2, 8)):
+        files.write_run(tmp_path / f"runs/dapo-seed{seed}", *run_lines(files, 0.01, seed, last=last), planned=last)
+    _, shown = report([tmp_path / "runs"], tmp_path / "report")
+    assert "In no table, as they were to end before step 12: dapo-seed2." in " ".join(shown.split())
 
 
 def test_a_cut_off_line_is_said(files, tmp_path):

@@ -141,3 +141,10 @@ def test_two_runs_of_one_name_are_not_mixed(files, tmp_path):
         files.write_run(tmp_path / folder / "dapo-seed1", files.training(1))
     with pytest.raises(MetricsError, match=r"a/dapo-seed1/.* are both called dapo-seed1: report them apart"):
         read_runs([tmp_path / "a", tmp_path / "b"])
+
+
+@pytest.mark.parametrize("planned", [-1, 2**31, "many", float("nan")])
+def test_a_number_of_steps_that_is_none_is_not_waited_for(files, tmp_path, planned):
+    files.write_run(tmp_path / "dapo-seed1", files.training(1), files.training(2), planned=planned)
+    (run,) = read_runs([tmp_path]).runs
+    assert run.planned is None

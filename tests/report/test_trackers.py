@@ -32,6 +32,15 @@ def test_after_a_resume_the_later_file_counts(tmp_path, monkeypatch):
     assert read_events(tmp_path).series("a") == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5.5, 6: 6.5, 7: 7.5}
 
 
+def test_events_of_one_time_are_all_the_runs(tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:  # as a converter writes them
+        for step, value in ((1, 10), (2, 20), (3, 30), (2, 21)):
+            writer.add_scalar("a", value, step, walltime=1.7e9)
+    assert read_events(tmp_path).series("a") == {1: 10, 2: 21}
+
+
 def test_a_cut_off_event_file_counts_as_far_as_it_goes(tmp_path, monkeypatch):
     tensorboard(tmp_path, monkeypatch, *((step, {"a": step}) for step in range(1, 10)))
     (path,) = tmp_path.iterdir()
