@@ -21,7 +21,7 @@ from gtpo_verl.verl_plugin.rollout.agent_loop import SharedSingleTurnAgentLoop
 config = compose_config(["model=tiny", "scale=cpu", "data.max_prompt_length=30"])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 SharedSingleTurnAgentLoop._REMEMBERED = 3
-# Of equal lengths; alike but for who speaks; longer than prompts may be; more than are remembered; the first again.
+# Of equal lengths; alike but for who speaks; longer than is allowed; more than are remembered; the first again.
 prompts = [[{"role": role, "content": text}] for role, text in (
     ("user", "1+2="), ("user", "2+1="), ("system", "1+2="), ("user", "1+2+3+4+5+6="), ("user", "7+8="), ("user", "1+2="),
 )]
