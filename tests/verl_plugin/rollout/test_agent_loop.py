@@ -23,7 +23,8 @@ tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 SharedSingleTurnAgentLoop._REMEMBERED = 3
 # Of equal lengths; alike but for who speaks; longer than is allowed; more than are remembered; the first again.
 prompts = [[{"role": role, "content": text}] for role, text in (
-    ("user", "1+2="), ("user", "2+1="), ("system", "1+2="), ("user", "1+2+3+4+5+6="), ("user", "7+8="), ("user", "1+2="),
+    ("user", "1+2="), ("user", "2+1="), ("system", "1+2="), ("user", "1+2+3+4+5+6="), ("user", "7+8="),
+    ("user", "1+2="),
 )]
 prompts.append(prompts[0] + prompts[1])
 
