@@ -63,15 +63,19 @@ STOCK = [
     "trainer.nnodes=1",
     "trainer.n_gpus_per_node=1",
 ]
-# What of configs/scale/smollm2_1gpu.yaml stock verl can be given; its poll interval of 2 s is no key of verl's.
+# What of configs/scale/smollm2_1gpu.yaml stock verl can be given (a test compares); its poll interval of 2 s is no key
+# of verl's.
 TUNED = [
     "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=32768",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.25",
     "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=131072",
     "actor_rollout_ref.rollout.max_num_batched_tokens=16384",
     "actor_rollout_ref.rollout.cudagraph_capture_sizes=[1,2,4,8,16,32,64,128,192,256,384,512,640,768,896,1024]",
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY}",
     "+actor_rollout_ref.rollout.enable_sleep_mode=false",
     "actor_rollout_ref.rollout.free_cache_engine=false",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
 ]
 TIMINGS = {
     "old_log_prob": "timing_s/old_log_prob",
@@ -108,6 +112,8 @@ def main() -> None:
 
     with ThreadPoolExecutor(max_workers=gpus.qsize()) as pool:
         steps = [row for rows in pool.map(run, names) for row in rows]
+    if not steps:
+        sys.exit("no run made a step")
     write(options.out / "training_step.csv", steps)
 
     for name in names:

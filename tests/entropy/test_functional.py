@@ -158,12 +158,14 @@ def test_logits_far_from_zero(device, dtype, level, masked, policy_logits, exact
         logits[0], labels[0] = -inf, 700
         logits[0, 700] = level
     assert (logits.abs()[logits.isfinite()] > 100).all()
-    assert_close_to_exact(*logprob_entropy(logits, labels), exact(logits, labels))
     grad = torch.randn(4, device=device)
-    leaf = logits.clone().requires_grad_()
-    logprob(leaf, labels).backward(grad)
     tolerance = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 2e-5}[dtype]
-    wanted = exact_gradient(logits, labels, 1.0, grad)
+    # Both kinds of temperature, and of the memory that the gradient goes to, in half of the cases each.
+    temperature = torch.linspace(0.5, 1.5, 4, device=device) if masked else 1.0
+    assert_close_to_exact(*logprob_entropy(logits, labels, temperature), exact(logits, labels, temperature))
+    leaf = logits.clone().requires_grad_()
+    logprob(leaf * 1.0, labels, temperature, inplace_backward=masked).backward(grad)
+    wanted = exact_gradient(logits, labels, temperature, grad)
     torch.testing.assert_close(leaf.grad.double(), wanted, rtol=tolerance, atol=1e-7)
 
 

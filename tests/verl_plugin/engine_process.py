@@ -123,6 +123,7 @@ def run(case):
     engine = make_engine(case)
     config = SimpleNamespace(entropy_coeff=case.get("entropy_coeff", 0.0))
     result = {"class": type(engine).__name__, "base": type(engine).__mro__[2].__name__}
+    result["batches"] = tu.index_select_tensor_dict.__module__
     with engine.eval_mode():
         started = time.perf_counter()
         old = engine.infer_batch(batch(case))["model_output"]

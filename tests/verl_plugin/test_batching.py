@@ -1,10 +1,14 @@
 """Calls that travel together: each gets its own answer, whatever becomes of the others."""
 
 import asyncio
+import pickle
+import sys
+import threading
+from types import ModuleType
 
 import pytest
 
-from gtpo_verl.verl_plugin.batching import Batcher, settle
+from gtpo_verl.verl_plugin.batching import Batcher, Failure, settle
 
 
 def test_calls_of_one_moment_are_one_batch_and_later_ones_another() -> None:
@@ -82,3 +86,104 @@ def test_a_caller_that_gave_up_harms_nobody() -> None:
             await gone
 
     asyncio.run(ask())
+
+
+def test_whoever_waits_hears_of_a_delivery_that_was_cancelled() -> None:
+    async def send(batch):
+        raise asyncio.CancelledError
+
+    async def ask():
+        with pytest.raises(RuntimeError, match="without this one"):
+            await asyncio.wait_for(Batcher(send)(1), 60)
+
+    asyncio.run(ask())
+
+
+def test_a_thread_with_a_loop_of_its_own_gets_its_answers() -> None:
+    """A user's agent loop may ask from there, while others ask from the worker's loop."""
+    both_ask = threading.Barrier(2)
+
+    async def send(batch):
+        await asyncio.sleep(0.01)
+        for item, future in batch:
+            settle(future, item)
+
+    call, answers = Batcher(send, linger=0.05), {}
+
+    def thread(name: str) -> None:
+        async def ask():
+            both_ask.wait(60)
+            answers[name] = [await call((name, number)) for number in range(5)]
+
+        asyncio.run(ask())
+
+    threads = [threading.Thread(target=thread, args=(name,), daemon=True) for name in "ab"]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert answers == {name: [(name, number) for number in range(5)] for name in "ab"}
+
+
+class NeedsMore(Exception):
+    """As httpx's and openai's: it can be pickled and not be made again."""
+
+    def __init__(self, *, response: int) -> None:
+        super().__init__("no judge")
+        self.response = response
+
+
+class HoldsALock(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+def raised(error: Exception) -> Exception:
+    def the_place_that_raises() -> None:
+        raise error
+
+    try:
+        the_place_that_raises()
+    except Exception as same:
+        return same
+
+
+def test_an_exception_of_a_class_that_the_other_process_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a file with a reward function, which is no module elsewhere."""
+    module = ModuleType("a_users_reward")
+    exec("class NoAnswer(Exception): pass", module.__dict__)
+    monkeypatch.setitem(sys.modules, "a_users_reward", module)
+    sent = pickle.dumps([1.0, Failure(raised(module.NoAnswer("none here")))])
+    monkeypatch.delitem(sys.modules, "a_users_reward")
+    score, failure = pickle.loads(sent)
+    assert score == 1.0
+    assert repr(failure.error()) == "RuntimeError('NoAnswer: none here')"
+
+
+@pytest.mark.parametrize(
+    ("error", "arrives"),
+    [
+        (NeedsMore(response=500), RuntimeError("NeedsMore: no judge")),
+        (HoldsALock(), RuntimeError("HoldsALock: locked")),
+        (asyncio.CancelledError(), RuntimeError("CancelledError: ")),
+        (KeyError("acc"), KeyError("acc")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_arrives_as_what_it_is_or_what_it_says(error: BaseException, arrives: Exception) -> None:
+    failure = pickle.loads(pickle.dumps(Failure(error)))
+
+    async def ask():
+        future = asyncio.get_running_loop().create_future()
+        settle(future, failure)
+        with pytest.raises(type(arrives)) as caught:
+            await future
+        assert repr(caught.value) == repr(arrives)
+
+    asyncio.run(ask())
+
+
+def test_the_traceback_comes_along() -> None:
+    failure = pickle.loads(pickle.dumps(Failure(raised(KeyError("acc")))))
+    assert "the_place_that_raises" in str(failure.error().__cause__)

@@ -3,12 +3,16 @@
 import pytest
 import torch
 from tensordict import TensorDict
+from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import seqlen_balancing, tensordict_utils
-from verl.workers.utils import padding
+from verl.workers.engine import utils as engine_utils
+from verl.workers.utils import losses, padding
 
 from gtpo_verl.verl_plugin import jagged
 
 PROMPTS, RESPONSES = [3, 1, 4, 2, 5], [2, 7, 1, 1, 3]
+# Prompts and responses: one of a token, one alone, empty ones.
+SIZES = [([1], [1]), ([3], [2]), ([3, 1, 4], [2, 0, 3]), ([3, 1, 4], [0, 5, 0]), ([2, 3], [0, 0]), ([3], [0])]
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +139,52 @@ def test_responses_out_of_whole_sequences(features: tuple[int, ...]) -> None:
 def test_responses_out_of_padding() -> None:
     mask, padded = ragged(RESPONSES), torch.randn(5, 9)
     same(jagged.response_to_nested(padded, mask), padding.response_to_nested(padded, mask))
+
+
+@pytest.mark.parametrize(("prompts", "responses"), SIZES, ids=str)
+def test_batches_of_any_size(prompts: list[int], responses: list[int]) -> None:
+    whole, mask = ragged(both(prompts, responses)), ragged(responses)
+    data = TensorDict({"prompts": ragged(prompts), "responses": mask}, batch_size=len(prompts))
+    padded = torch.randn(len(prompts), 9)
+    backwards = list(range(len(prompts)))[::-1]
+    pairs = [
+        (module.no_padding_2_padding(whole, data), module.response_from_nested(whole, mask), mask_of(padded, mask))
+        for module, mask_of in ((jagged, jagged.response_to_nested), (padding, padding.response_to_nested))
+    ]
+    pairs_of_rows = [
+        tuple(module.index_select_tensor_dict(data, backwards)["responses"] for module in (jagged, tensordict_utils)),
+        tuple(
+            module.restore_dynamic_batch(whole, [[row] for row in backwards]) for module in (jagged, seqlen_balancing)
+        ),
+    ]
+    for ours, verls in [*zip(*pairs, strict=True), *pairs_of_rows]:
+        same(ours, verls)
+        if verls.is_nested:  # which a padded tensor is made by
+            assert (ours._get_min_seqlen(), ours._get_max_seqlen()) == (
+                verls._get_min_seqlen(),
+                verls._get_max_seqlen(),
+            )
+
+
+def test_ours_stand_in_verls_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the modules that call them."""
+    places = [
+        (tensordict_utils, "index_select_tensor_dict"),
+        (engine_utils, "restore_dynamic_batch"),
+        (losses, "no_padding_2_padding"),
+        (trainer_base, "response_from_nested"),
+        (trainer_base, "response_to_nested"),
+        (trainer_base, "get_seqlen_balanced_partitions"),
+    ]
+    before = [getattr(module, name) for module, name in places]
+    for (module, name), verls in zip(places, before, strict=True):
+        monkeypatch.setattr(module, name, verls)  # and back afterwards
+        monkeypatch.setattr(getattr(jagged, name), "verls", None, raising=False)
+    for _ in range(2):
+        jagged.install_in_workers()
+        jagged.install_in_trainer()
+    assert [getattr(module, name) for module, name in places] == [getattr(jagged, name) for _, name in places]
+    assert [getattr(jagged, name).verls for _, name in places] == before
 
 
 @pytest.mark.parametrize("parts", [1, 2, 8])

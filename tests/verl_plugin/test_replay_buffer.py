@@ -69,6 +69,16 @@ def test_the_share_is_that_of_all_that_were_tried(monkeypatch: pytest.MonkeyPatc
     assert bounded.buffer.usable_share < 1
 
 
+def test_a_validation_between_steps_leaves_the_share(
+    buffer: BoundedReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its groups none is thrown away."""
+    monkeypatch.setattr(ReplayBuffer, "sample", lambda self, **_: (None, {}))
+    buffer.usable_share = 0.25
+    buffer.sample(1, "val", 8)
+    assert buffer.usable_share == 0.25
+
+
 def test_without_dynamic_sampling_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bounded = Sampling(["mixed"], monkeypatch, metric=None)
     bounded.sample()

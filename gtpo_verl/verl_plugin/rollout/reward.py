@@ -12,7 +12,7 @@ from verl.experimental.reward_loop import reward_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
 from gtpo_verl.configuration.reward_results import check_result, deciding_metrics
-from gtpo_verl.verl_plugin.batching import Batch, Batcher, settle
+from gtpo_verl.verl_plugin.batching import Batch, Batcher, Failure, settle
 
 # Responses a call: more calls keep more reward workers busy, fewer cost less.
 _CALL = 4
@@ -35,8 +35,9 @@ class BatchingRewardLoopWorker(RewardLoopWorker):
         return result
 
     async def compute_scores(self, packed: list[Any]) -> list[Any]:
-        """`compute_score` of each batch that `pack` made; in its place the exception that it ended with."""
-        return await asyncio.gather(*(self.compute_score(unpack(data)) for data in packed), return_exceptions=True)
+        """`compute_score` of each batch that `pack` made; in its place the `Failure` that it ended with."""
+        scores = await asyncio.gather(*(self.compute_score(unpack(data)) for data in packed), return_exceptions=True)
+        return [Failure(score) if isinstance(score, BaseException) else score for score in scores]
 
 
 class BatchingRewards:

@@ -11,6 +11,7 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from gtpo_verl.runtime import stage
+from gtpo_verl.verl_plugin.batching import Failure
 from gtpo_verl.verl_plugin.rollout.scheduler import read_whole
 
 logger = logging.getLogger(__name__)
@@ -43,14 +44,14 @@ class BatchingServer(vLLMHttpServer):
 
     async def generate_many(self, requests: list[dict[str, Any]]) -> AsyncIterator[list[tuple[int, Any]]]:
         """Keyword arguments of `generate`, a dictionary a response. Yields pairs of the index of a request and its
-        `TokenOutput`, or the exception that it ended with, as they become ready."""
+        `TokenOutput`, or the `Failure` that it ended with, as they become ready."""
         ready: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
         async def generate(index: int, request: dict[str, Any]) -> None:
             try:
                 ready.put_nowait((index, await self.generate(**request)))
-            except Exception as error:
-                ready.put_nowait((index, error))
+            except BaseException as error:  # nor does who waits for it hear of a cancellation otherwise
+                ready.put_nowait((index, Failure(error)))
 
         tasks = [asyncio.create_task(generate(index, request)) for index, request in enumerate(requests)]
         left = len(tasks)

@@ -173,9 +173,11 @@ class Side:
         }
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
+# How many steps are under way while the next one is scheduled: none, vLLM's asynchronous way, and that of a pipeline.
+@pytest.mark.parametrize("late", [0, 1, 3])
 @pytest.mark.parametrize("blocks", [1000, 60])  # of 60, requests are preempted
-def test_in_lockstep(config, asynchronous: bool, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_lockstep(config, late: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asynchronous = late > 0
     assert ours._KNOWN, "this release of vLLM was not compared"
     monkeypatch.setattr(config.scheduler_config, "async_scheduling", asynchronous)
     digest = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
@@ -193,7 +195,7 @@ def test_in_lockstep(config, asynchronous: bool, blocks: int, monkeypatch: pytes
         return rest
 
     mine.scheduler._without_plain = counted
-    chance, added = random.Random(f"{asynchronous} {blocks}"), 0
+    chance, added = random.Random(f"{late} {blocks}"), 0
     for step in range(3000):
         while added < 400 and chance.random() < 0.4:
             params, prompt = request(added, chance, hasher)
@@ -205,8 +207,11 @@ def test_in_lockstep(config, asynchronous: bool, blocks: int, monkeypatch: pytes
             for side in (stock, mine):
                 side.scheduler.finish_requests([name], RequestStatus.FINISHED_ABORTED)
                 side.tokens.pop(name, None), side.logprobs.pop(name, None)
+        if chance.random() < 0.01:  # all begin again, while tokens of theirs are on the way
+            for side in (stock, mine):
+                assert side.scheduler.reset_prefix_cache(reset_running_requests=True)
         for side in (stock, mine):
-            side.step(1 if asynchronous else 0, step)
+            side.step(late, step)
         assert mine.state() == stock.state(), step
         preempted += any(one.status is RequestStatus.PREEMPTED for one in stock.scheduler.requests.values())
         if added == 400 and not stock.scheduler.requests:
@@ -217,5 +222,5 @@ def test_in_lockstep(config, asynchronous: bool, blocks: int, monkeypatch: pytes
     assert {name: mine.tokens[name] for name in mine.ends} == {name: stock.tokens[name] for name in stock.ends}
     assert {name: mine.logprobs[name] for name in mine.ends} == {name: stock.logprobs[name] for name in stock.ends}
     assert {reason for reason, _ in mine.ends.values()} == {reason for reason, _ in stock.ends.values()}
-    assert min(plain.values()) > 500
-    assert (preempted > 0) == (blocks == 60)
+    assert min(plain.values()) > 300
+    assert preempted or blocks > 60

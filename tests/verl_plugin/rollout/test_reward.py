@@ -15,14 +15,19 @@ from gtpo_verl.tasks import tiny_model
 MAX, BUFFER = 112, 32
 
 REWARD = """
+class NoAnswer(Exception):
+    pass
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
     if ground_truth == "raises":
         raise ZeroDivisionError("division by zero")
+    if ground_truth == "raises its own":
+        raise NoAnswer("none found")
     return eval(ground_truth)
 """
 
 SCRIPT = """
-import asyncio, json, sys
+import asyncio, json, pickle, sys
 from gtpo_verl.verl_plugin import cpu
 cpu.install()
 import numpy as np
@@ -31,6 +36,7 @@ from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from gtpo_verl.configuration.composition import compose_config
+from gtpo_verl.verl_plugin.batching import Failure
 from gtpo_verl.verl_plugin.rollout.reward import BatchingRewardLoopWorker, pack
 
 folder, cases = sys.argv[1], json.loads(sys.argv[2])
@@ -49,12 +55,17 @@ def response(truth, length):
 
 async def ask():
     worker = BatchingRewardLoopWorker(config)
-    return await worker.compute_scores([pack(response(truth, length)) for truth, length in cases])
+    scores = pickle.dumps(await worker.compute_scores([pack(response(truth, length)) for truth, length in cases]))
+    # As in the agent loop's process, which does not know the file.
+    for name in [name for name, module in sys.modules.items() if "NoAnswer" in vars(module)]:
+        del sys.modules[name]
+    return pickle.loads(scores)
 
 results = []
 for (_, length), got in zip(cases, asyncio.run(ask()), strict=True):
-    if isinstance(got, Exception):
-        results.append(f"{type(got).__name__}: {got}")
+    if isinstance(got, Failure):
+        error = got.error()
+        results.append(f"{type(error).__name__}: {error}" + str(error.__cause__))
         continue
     row = AgentLoopOutput(prompt_ids=[1] * PROMPT, response_ids=[65] * length, response_mask=[1] * length,
                           reward_score=float(got["reward_score"]), metrics=AgentLoopMetrics()).as_dict()
@@ -81,6 +92,7 @@ NO_NUMBER = {
     "{'score': 1.0, 'acc': float('nan')}": "must be a finite number, not nan",
     "{'acc': 1.0}": "KeyError: 'score'",
     "raises": "ZeroDivisionError: division by zero",
+    "raises its own": "RuntimeError: NoAnswer: none found",
 }
 NUMBERS = ["1", "1.0", "True", "{'score': 1.0, 'acc': True, 'pred': 'text'}", "__import__('numpy').float32(1)"]
 LENGTHS = [1, MAX - BUFFER - 1, MAX - BUFFER, MAX - BUFFER + 1, MAX]
@@ -111,6 +123,7 @@ def test_what_is_no_number_is_an_error_of_that_response_alone(results: list) -> 
     for (case, named), one in zip(NO_NUMBER.items(), got, strict=True):
         assert isinstance(one, str), case
         assert named in one, case
+        assert "raises" not in case or "reward.py" in one, "where in the user's file"
 
 
 def test_numbers_of_any_type_are_taken(results: list) -> None:

@@ -1,0 +1,53 @@
+"""What stock verl is given in benchmarks/training_step.py."""
+
+from pathlib import Path
+
+import verl
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from benchmarks import training_step
+
+PRESET = Path(__file__).parents[2] / "configs/scale/smollm2_1gpu.yaml"
+# Of the preset, what the benchmark sets for all runs, what is verl's own default, and what verl has no key for.
+ELSEWHERE = {
+    "defaults",
+    "gtpo_verl",
+    "data",
+    "trainer",
+    "reward",  # 8 workers; the length penalty is the recipe's reward's
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",  # of algorithms that fix it
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.agent",
+}
+
+
+def stock(*overrides: str) -> DictConfig:
+    folder = Path(verl.__path__[0], "trainer/config")
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", [*training_step.STOCK, *overrides, *training_step.STEP])
+
+
+def test_verl_takes_both_ways_and_the_tuned_one_is_the_preset() -> None:
+    plain, tuned = stock(), stock(*training_step.TUNED)
+    preset = yaml.safe_load(PRESET.read_text())
+    different = []
+
+    def compare(prefix: str, part: dict) -> None:
+        for name, value in part.items():
+            key = f"{prefix}{name}"
+            if key in ELSEWHERE:
+                continue
+            if isinstance(value, dict):
+                compare(f"{key}.", value)
+            elif OmegaConf.select(tuned, key) != value:
+                different.append(key)
+
+    compare("", preset)
+    assert not different, "benchmarks/training_step.py: TUNED is not configs/scale/smollm2_1gpu.yaml"
+    assert plain.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16384
+    for key, value in (("actor_rollout_ref.rollout.agent.num_workers", 8), ("reward.num_workers", 8)):
+        assert OmegaConf.select(plain, key) == value, "verl's default is no longer that of the preset"
