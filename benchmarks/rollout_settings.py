@@ -24,11 +24,12 @@ GRAPHS = [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024]
 # Name; arguments of the engine; whether responses are read whole (and then whether without text).
 WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("as verl", {}, {}),
+    ("as verl, without log-probabilities", {}, {"logprobs": None}),
     ("FINAL_ONLY", {}, {"output_kind": "FINAL_ONLY"}),
     ("and no text", {}, {"output_kind": "FINAL_ONLY", "detokenize": False}),
     ("and graphs up to 1,024", {"graphs": True}, {"output_kind": "FINAL_ONLY", "detokenize": False}),
     ("and kept in the scheduler", {"graphs": True, "whole": True}, {"whole": True}),
-    ("without log-probabilities", {"graphs": True, "whole": True}, {"whole": True, "logprobs": None}),
+    ("that without log-probabilities", {"graphs": True, "whole": True}, {"whole": True, "logprobs": None}),
     ("and nothing compiled", {"graphs": True, "whole": True, "compiled": False}, {"whole": True}),
     (
         "and the worker in the engine's process",

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test starts processes that import verl, vLLM or Triton
+
 SUITES = ["test_functional.py", "test_linear.py", "test_shards.py"]
 
 

@@ -96,7 +96,7 @@ def test_files_of_any_kind_are_opened_in_a_named_encoding() -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-", ">/dev/full", "| true"])
-@pytest.mark.parametrize("command", ["config", "train"])
+@pytest.mark.parametrize("command", ["config", pytest.param("train", marks=pytest.mark.slow)])
 def test_output_that_nobody_takes(tmp_path: Path, command: str, closed: str) -> None:
     """Closed by the shell, full, or read by somebody who has gone."""
     said = tmp_path / "said"

@@ -26,6 +26,8 @@ from gtpo_verl.verl_plugin import fork_server
 from gtpo_verl.verl_plugin.fork_server import cuda, ray_worker, vllm
 from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork, serves
 
+pytestmark = pytest.mark.slow  # each test starts processes that import verl, vLLM or Triton
+
 # What the server imports: something slow, which says how often it was imported and with which environment.
 SLOW = """
     import numpy, os

@@ -83,6 +83,7 @@ def test_another_verl_is_refused(tmp_path) -> None:
         assert result.stdout.startswith(said) == refused, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_plain_verl_jobs_get_verls_own_trainer() -> None:
     code = """
         from hydra import compose, initialize_config_module
@@ -103,6 +104,7 @@ def test_plain_verl_jobs_get_verls_own_trainer() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_a_users_own_sampler_and_checkpoint_callback_stay(tmp_path) -> None:
     """verl's hooks, in our trainer; a user's own agent loops are in tests/e2e/test_rollout.py."""
     (tmp_path / "mine.py").write_text(

@@ -19,6 +19,8 @@ import ray
 from gtpo_verl.verl_plugin.actor_watch import ActorWatch
 from gtpo_verl.verl_plugin.run_watch import RunWatch
 
+pytestmark = pytest.mark.slow  # each test starts processes that import verl, vLLM or Triton
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:

@@ -84,6 +84,7 @@ def test_the_longest_path_fits() -> None:
     assert len(f"{'x' * 20}/{PREFIX}{'x' * 8}/{name}") <= 107
 
 
+@pytest.mark.slow
 def test_whoever_imports_verls_module_has_it(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     code = f"from {MODULE} import BucketedWeightSender; print(BucketedWeightSender({ADDRESS!r}).zmq_handle)"

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 from gtpo_verl.configuration.composition import compose_config
 from gtpo_verl.verl_plugin import cpu, rollout
@@ -28,6 +30,7 @@ assert others == ["BatchingReplica", "BatchingRewardLoopWorker"]
 """
 
 
+@pytest.mark.slow
 def test_ours_unless_the_user_or_the_engine_has_another_way() -> None:
     """In a process of its own, where the registries are verl's."""
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=300, env={**os.environ, "VERL_PLATFORM": "cpu"})

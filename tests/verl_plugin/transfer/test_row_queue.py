@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import asyncio
 import torch
@@ -113,6 +115,7 @@ assert row_queue.install(config, worker) is queue
 """
 
 
+@pytest.mark.slow
 def test_rays_copy_of_the_worker_uses_it(tmp_path) -> None:
     """Ray carries some methods by value, and with them names that are not those of their module."""
     for script in (DUMP, LOAD):
