@@ -3,9 +3,11 @@
 One run a GPU (they take turns where there are fewer GPUs than runs). Writes the timings that verl logs, every step of
 every run, and prints their medians, the first step left out.
 
-    python benchmarks/training_step.py --model MODEL_FOLDER --data FOLDER --out FOLDER [hydra overrides of all runs]
+    python benchmarks/training_step.py --out FOLDER [--model FOLDER] [--data FOLDER] [hydra overrides of all runs]
 
-`--data` holds train.parquet, test.parquet and reward.py. Stock means verl's entry point, trainer, engine and rollouts;
+Without a model, one of SmolLM2-135M's shape with random weights; without data (train.parquet, test.parquet, reward.py),
+prompts of some 40 characters whose responses are right by chance, so that no group is thrown away. Both are made in
+`--out`. Stock means verl's entry point, trainer, engine and rollouts;
 what it is given stands in `STOCK`. `dapo-stock-tuned` is the same with this recipe's settings on top (`TUNED`), so that
 what the code gives and what the settings give are told apart. A run that fails keeps the steps that it made.
 """
@@ -22,6 +24,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import torch
+
+from benchmarks.big_model.inputs import save_data, save_model
 
 RUNS = ("dapo-stock", "dapo-stock-tuned", "dapo", "gtpo_v2")
 # Of a step, the same in all runs: 64 prompts x 16 responses, two updates.
@@ -77,6 +81,17 @@ TUNED = [
     "actor_rollout_ref.rollout.free_cache_engine=false",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
 ]
+# SmolLM2-135M's, but for Qwen2's biases of queries, keys and values.
+SMOLLM2 = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1_536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 2_048,
+    "tie_word_embeddings": True,
+}
 TIMINGS = {
     "old_log_prob": "timing_s/old_log_prob",
     "advantage": "timing_s/adv",
@@ -89,8 +104,9 @@ TIMINGS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("--model", "--data", "--out"):
-        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--runs", default=",".join(RUNS), help="which, separated by commas (default: %(default)s)")
     options, overrides = parser.parse_known_args()
@@ -98,6 +114,7 @@ def main() -> None:
     if unknown := set(names) - set(RUNS):
         parser.error(f"--runs: {', '.join(sorted(unknown))}: not one of {', '.join(RUNS)}")
 
+    prepare(options, SMOLLM2)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     gpus: SimpleQueue[str] = SimpleQueue()
     for gpu in visible.split(","):
@@ -125,6 +142,17 @@ def main() -> None:
             values = [row[column] for row in rows]
             print(f", {column} {statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})", end="")
         print()
+
+
+def prepare(options: argparse.Namespace, shape: dict) -> None:
+    """Makes what is not given, once in a folder."""
+    if options.model is None:
+        options.model = options.out.absolute() / "model"
+        if not options.model.exists():
+            save_model(options.model, shape)
+    if options.data is None:
+        options.data = options.out.absolute() / "data"
+        save_data(options.data, prompts=4096)
 
 
 def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]) -> list[dict]:

@@ -172,8 +172,8 @@ def _tokenizer(vocabulary: int) -> Any:
     return tokenizer
 
 
-def save_data(folder: Path) -> None:
-    """Writes `train.parquet` (256 prompts of some 40 characters), `test.parquet` (8) and `reward.py`."""
+def save_data(folder: Path, prompts: int = 256) -> None:
+    """Writes `train.parquet` (prompts of some 40 characters), `test.parquet` (8 of them) and `reward.py`."""
     import pandas as pd
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def save_data(folder: Path) -> None:
             "reward_model": {"style": "rule", "ground_truth": "even"},
             "extra_info": {"index": i},
         }
-        for i in range(256)
+        for i in range(prompts)
     ]
     pd.DataFrame(rows).to_parquet(folder / "train.parquet")
     pd.DataFrame(rows[:8]).to_parquet(folder / "test.parquet")

@@ -1,11 +1,14 @@
-"""What stock verl is given in benchmarks/training_step.py."""
+"""What the runs of benchmarks/training_step.py are given."""
 
+import argparse
 from pathlib import Path
 
+import pandas as pd
 import verl
 import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig, AutoTokenizer
 
 from benchmarks import training_step
 
@@ -51,3 +54,24 @@ def test_verl_takes_both_ways_and_the_tuned_one_is_the_preset() -> None:
     assert plain.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 16384
     for key, value in (("actor_rollout_ref.rollout.agent.num_workers", 8), ("reward.num_workers", 8)):
         assert OmegaConf.select(plain, key) == value, "verl's default is no longer that of the preset"
+
+
+def test_a_model_and_prompts_that_fit_are_made_once(tmp_path: Path) -> None:
+    options = argparse.Namespace(out=tmp_path, model=None, data=None)
+    training_step.prepare(options, {**training_step.SMOLLM2, "num_hidden_layers": 1})
+    weights = options.model / "model.safetensors"
+    assert AutoConfig.from_pretrained(options.model).hidden_size == 576
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    prompts = list(pd.read_parquet(options.data / "train.parquet")["prompt"])
+    longest = max(
+        len(tokenizer.apply_chat_template(list(one), add_generation_prompt=True)["input_ids"]) for one in prompts
+    )
+    most = next(int(one.split("=")[1]) for one in training_step.STEP if one.startswith("data.max_prompt_length"))
+    assert longest <= most
+    assert len(prompts) % 64 == 0
+    assert (options.data / "reward.py").exists()
+    made = weights.stat().st_mtime_ns
+    again = argparse.Namespace(out=tmp_path, model=None, data=None)
+    training_step.prepare(again, training_step.SMOLLM2)
+    assert again == options
+    assert weights.stat().st_mtime_ns == made
