@@ -1,6 +1,6 @@
 """Log-prob pass, advantages and update of a training step on verl's real FSDP2 engine, stock and ours; no Ray, no vLLM.
 
-    python benchmarks/engine_step.py --csv out.csv              # the table of docs/performance.md, one GPU
+    python benchmarks/engine_step.py --csv out.csv              # the figures of docs/performance.md, one GPU
     VERL_PLATFORM=cpu python benchmarks/engine_step.py --layers 2 --hidden 64 --heads 2 --kv-heads 1 \\
         --intermediate 128 --vocabulary 512 --prompts 8 --tokens 2048 1024     # the same on a CPU, seconds
 

@@ -1,6 +1,6 @@
 """Time and peak memory of the advantage estimators on CPU, at the paper's batch and at 1/8 and 1/64 of it.
 
-    python benchmarks/estimators.py                  # the table of docs/performance.md, several minutes
+    python benchmarks/estimators.py                  # the figures of docs/performance.md, several minutes
     python benchmarks/estimators.py --responses 1024 128 --skip "loop over positions"
 
 Each case runs in a process of its own, so that no allocator's cache helps or hurts the next one. Memory is what the
