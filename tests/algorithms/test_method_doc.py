@@ -36,4 +36,6 @@ def test_the_worked_example():
     assert v2[2:].tolist() == pytest.approx([0.741, -0.432, -1.606, -0.432], abs=5e-4)
     v3 = compute_advantages("gtpo_v3", entropy, *layout).advantages
     assert v3[2].item() == pytest.approx(-0.565, abs=5e-4)
-    assert all(number in TEXT for number in ("+0.741", "-1.606", "-0.432", "-0.565"))
+    joint = compute_advantages("gtpo_v2", entropy, *layout, {"normalize": {"over": "joint"}}).advantages
+    assert joint[2].item() == pytest.approx(0.202, abs=5e-4)
+    assert all(number in TEXT for number in ("+0.741", "-1.606", "-0.432", "-0.565", "+0.202"))

@@ -92,7 +92,8 @@ COLUMNS = {
         ("finals", "length", ("mean",)),
     ],
 }
-COLUMNS |= dict.fromkeys(("arithmetic_signs", "arithmetic_blame"), COLUMNS["arithmetic"])
+PARTS = ("arithmetic_signs", "arithmetic_blame", "arithmetic_variants")
+COLUMNS |= dict.fromkeys(PARTS, COLUMNS["arithmetic"])
 
 
 @pytest.mark.parametrize("name", COLUMNS)
