@@ -7,6 +7,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow  # each test starts processes that import verl or vLLM
+
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess:
     with socket.socket() as free:

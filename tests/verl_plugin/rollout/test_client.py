@@ -66,6 +66,8 @@ ray.shutdown()
 """
 
 
+@pytest.mark.e2e  # Ray gives a node 30 s to start, too little beside other tests on a busy machine
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everyone_gets_an_answer_and_servers_are_given_back() -> None:
     """In a process of its own: verl's server is imported under the platform `cpu`."""

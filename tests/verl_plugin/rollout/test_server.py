@@ -43,6 +43,7 @@ assert server._submitting == {"another's"}
 """
 
 
+@pytest.mark.slow
 def test_each_request_has_its_own_end() -> None:
     """In a process of its own: verl's server is imported under the platform `cpu`."""
     pytest.importorskip("vllm")
