@@ -4,8 +4,9 @@
 
 Many requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
 them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
-before. Seconds are those from the first request to the last response; processor seconds are the server's own process,
-which is what waits in a training step; `start` those of the engine. Engines that differ take turns, one at a time.
+before but for the two without log-probabilities, on which nothing stands. Seconds are those from the first request to
+the last response; processor seconds are the server's own process, which is what waits in a training step; `start` those
+of the engine. Engines that differ take turns, one at a time.
 """
 
 import argparse
