@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def prepare(options: argparse.Namespace, shape: dict) -> None:
-    """Makes what is not given, once in a folder."""
+    """Makes what is not given in `--out`: the model once, the data anew and the same each time."""
     if options.model is None:
         options.model = options.out.absolute() / "model"
         if not options.model.exists():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # each test starts processes that import verl, vLLM or Triton
+pytestmark = pytest.mark.slow  # each test is a whole suite in another process
 
 SUITES = ["test_functional.py", "test_linear.py", "test_shards.py"]
 

@@ -48,8 +48,8 @@ def test_gpus_that_a_job_holds_are_not_free() -> None:
     assert json.loads(run.stdout.splitlines()[-1]) == [[3, 3, True], [3, 1, True], [3, 3, True]]
 
 
-# The server that a Ray cluster starts for each client, started here: the cluster's own proxy loses one in ten while it
-# forks (Ray's issue 63202).
+# The server that a Ray cluster starts for each client, started here: the cluster's own proxy loses one now and then
+# while it forks (Ray's issue 63202).
 CLIENT = """
 import json, socket, subprocess, sys, time
 

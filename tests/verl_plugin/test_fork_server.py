@@ -26,7 +26,7 @@ from gtpo_verl.verl_plugin import fork_server
 from gtpo_verl.verl_plugin.fork_server import cuda, ray_worker, vllm
 from gtpo_verl.verl_plugin.fork_server.client import NUMBER, fork, serves
 
-pytestmark = pytest.mark.slow  # each test starts processes that import verl, vLLM or Triton
+pytestmark = pytest.mark.slow  # most tests start servers and programs that import torch or vLLM
 
 # What the server imports: something slow, which says how often it was imported and with which environment.
 SLOW = """

@@ -19,7 +19,7 @@ import ray
 from gtpo_verl.verl_plugin.actor_watch import ActorWatch
 from gtpo_verl.verl_plugin.run_watch import RunWatch
 
-pytestmark = pytest.mark.slow  # each test starts processes that import verl, vLLM or Triton
+pytestmark = pytest.mark.slow  # most tests start a Ray and wait until something is missed
 
 
 @pytest.fixture(scope="module", autouse=True)
