@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 import torch
+from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.reward_loop import reward_loop
@@ -27,11 +28,16 @@ def install() -> None:
 class BatchingRewardLoopWorker(RewardLoopWorker):
     """verl's worker with `compute_scores`, which takes nothing but numbers for scores."""
 
+    def __init__(self, config: DictConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        # Once: to read them from the configuration takes as long as all else that a response costs here.
+        self._deciding = deciding_metrics(config)
+
     async def compute_score(self, data: DataProto) -> dict:
         """As in verl, of one response; raises ValueError for a reward that is no finite number, or whose metric that
         decides something is none. verl trains on NaN without a word."""
         result = await super().compute_score(data)
-        check_result(result["reward_score"], result.get("reward_extra_info", {}), deciding_metrics(self.config))
+        check_result(result["reward_score"], result.get("reward_extra_info", {}), self._deciding)
         return result
 
     async def compute_scores(self, packed: list[Any]) -> list[Any]:

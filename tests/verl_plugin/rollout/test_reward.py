@@ -37,6 +37,7 @@ from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from gtpo_verl.configuration.composition import compose_config
 from gtpo_verl.verl_plugin.batching import Failure
+from gtpo_verl.verl_plugin.rollout import reward
 from gtpo_verl.verl_plugin.rollout.reward import BatchingRewardLoopWorker, pack
 
 folder, cases = sys.argv[1], json.loads(sys.argv[2])
@@ -55,6 +56,7 @@ def response(truth, length):
 
 async def ask():
     worker = BatchingRewardLoopWorker(config)
+    del reward.deciding_metrics  # to read the configuration costs as much as a response: never once responses come
     scores = pickle.dumps(await worker.compute_scores([pack(response(truth, length)) for truth, length in cases]))
     # As in the agent loop's process, which does not know the file.
     for name in [name for name, module in sys.modules.items() if "NoAnswer" in vars(module)]:
