@@ -1,6 +1,7 @@
 """Rows for TransferQueue that are put in one call for many responses."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,6 +27,7 @@ def install(config: DictConfig, worker: Any) -> "RowQueue":
         names = inspect.unwrap(method).__globals__
         if not isinstance(names["tq"], RowQueue):
             queue = queue or RowQueue(names["tq"], Rows if simple else list_of_dict_to_tensordict)
+            warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")  # of the layout, in `_tensor`
             names["tq"] = queue
             names["list_of_dict_to_tensordict"] = list  # made once a batch, below
     return names["tq"]
@@ -82,16 +84,19 @@ class RowQueue:
 class Rows:
     """verl's TensorDict of rows, as far as TransferQueue's simple storage looks at one to put it.
 
-    That takes a column apart once for every storage unit, which for nested tensors and objects lasts longer than all
-    the rest: a column is given in its parts.
+    That takes a column apart once for every storage unit and twice to describe it, which for nested tensors and objects
+    lasts longer than all the rest: a column is given in its parts, and described by a nested tensor of the older
+    layout, whose parts are found without Python.
     """
 
     def __init__(self, rows: list[dict[str, Any]]):
+        self.batch_size = torch.Size([len(rows)])
         self._columns = {name: [row[name] for row in rows] for name in rows[0]}
-        tensors = [name for name, column in self._columns.items() if all(isinstance(x, torch.Tensor) for x in column)]
-        table = list_of_dict_to_tensordict([{name: row[name] for name in tensors} for row in rows])
-        self._tensors = dict(table.items())
-        self.batch_size = table.batch_size
+        self._tensors = {
+            name: _tensor(column)
+            for name, column in self._columns.items()
+            if all(isinstance(part, torch.Tensor) for part in column)
+        }
 
     def keys(self) -> Iterable[str]:
         return self._columns.keys()
@@ -102,3 +107,10 @@ class Rows:
     def __getitem__(self, name: str) -> Any:
         tensor = self._tensors.get(name)
         return self._columns[name] if tensor is None or tensor.is_nested else tensor
+
+
+def _tensor(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The tensor that verl's `list_of_dict_to_tensordict` makes of them, nested or not."""
+    if all(part.shape == parts[0].shape for part in parts):
+        return torch.stack(parts)
+    return torch.nested.as_nested_tensor(parts, layout=torch.strided)

@@ -23,6 +23,7 @@ def row(i, length):
         "uid": f"u{i}", "reward_model": {"ground_truth": "5"}, "raw_prompt": [{"role": "user", "content": "1+1="}],
         "extra_fields": {"reward_extra_info": {"acc": float(i)}}, "index": i, "nothing": None, "dummy": torch.zeros(1),
         "responses": torch.arange(length), "rollout_log_probs": torch.arange(length) / 7, "one": torch.tensor(i),
+        "routed_experts": torch.full((length, 2, 3), i, dtype=torch.int16), "mask": torch.arange(length) > 1,
     }
 
 def stored(table, positions):
@@ -36,7 +37,7 @@ def alike(a, b):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     return type(a) is type(b) and a == b
 
-for lengths in ([3], [4, 4, 4, 4], [3, 1, 4, 2, 6]):
+for lengths in ([3], [4, 4, 4, 4], [3, 1, 4, 2, 6], [2, 0, 2]):
     rows = [row(i, length) for i, length in enumerate(lengths)]
     verl, ours = list_of_dict_to_tensordict(rows), Rows(rows)
     assert ours.batch_size == verl.batch_size
