@@ -18,10 +18,20 @@ class RayDaemons:
 
     def lost(self) -> str | None:
         """One sentence once one of them has ended after it was seen; a driver that ends Ray does so too."""
+        if not psutil.pid_exists(self._driver):
+            return None
+        if len(self._seen) < len(_NAMES):  # to list a process's children psutil reads every process of the machine
+            self._look()
+        for name, process in self._seen.items():
+            if not _lives(process):
+                return f"Ray's {_NAMES[name]} (process {process.pid}) ended under the run"
+        return None
+
+    def _look(self) -> None:
         try:
             children = psutil.Process(self._driver).children()
         except psutil.Error:  # the driver is gone
-            return None
+            return
         for process in children:
             try:
                 name = process.name()
@@ -29,10 +39,6 @@ class RayDaemons:
                 continue
             if name in _NAMES:
                 self._seen.setdefault(name, process)
-        for name, process in self._seen.items():
-            if not _lives(process):
-                return f"Ray's {_NAMES[name]} (process {process.pid}) ended under the run"
-        return None
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -110,7 +110,7 @@ class Rows:
 
 
 def _tensor(parts: list[torch.Tensor]) -> torch.Tensor:
-    """The tensor that verl's `list_of_dict_to_tensordict` makes of them, nested or not."""
+    """The tensor that verl's `list_of_dict_to_tensordict` makes of them; where it is nested, of the older layout."""
     if all(part.shape == parts[0].shape for part in parts):
         return torch.stack(parts)
     return torch.nested.as_nested_tensor(parts, layout=torch.strided)
