@@ -323,7 +323,7 @@ def test_some_of_the_table_is_what_the_command_gives() -> None:
 
 @pytest.mark.slow
 def test_every_setting_and_every_way_of_the_table_are_what_the_command_gives() -> None:
-    # The other rows take eight more minutes of a core, and nothing that only they would show.
+    # The other rows take more than six more minutes of a core, and would show nothing else.
     check_rows(lambda case: case.policy in ("verl", OURS) or (case.setting == BASE and case.uniform == 0.5))
 
 
