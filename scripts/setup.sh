@@ -33,6 +33,8 @@ else
   "$python" -m venv --clear .venv
 fi
 pip=(.venv/bin/python -m pip --disable-pip-version-check install --quiet)
+# A module is compiled when it is first imported, unless Python is told to keep nothing: all of them take a third of the time.
+if [ -z "${PYTHONDONTWRITEBYTECODE:-}" ]; then pip+=(--no-compile); fi
 if ! .venv/bin/python -c 'import importlib.metadata as m; raise SystemExit(m.version("torch").split("+")[0] != "2.13.0")' 2>/dev/null; then
   # On Linux, PyPI's torch is a CUDA build of several GB. PyTorch's own index has the CPU build; where it cannot be
   # reached, whatever the configured index calls torch 2.13.0 works too.

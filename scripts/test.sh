@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then lint, types and tests. With --all also the slow ones; what needs a GPU never runs here.
+# Sets up what is missing, then lint, types and tests. With --all also the slow ones; what needs a GPU never runs here, nor
+# what is marked by_hand (CONTRIBUTING.md).
 # usage: scripts/test.sh [--all] [pytest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-markers="not gpu and not slow"
-if [ "${1:-}" = --all ]; then markers="not gpu"; shift; fi
+markers="not gpu and not by_hand" all=
+if [ "${1:-}" = --all ]; then all=1; shift; else markers="$markers and not slow"; fi
 # The pages of report and inspect are tested in a real browser. Better said now than by a failed test in an hour.
-if [ "$markers" = "not gpu" ] && [ $# -eq 0 ] &&
+if [ -n "$all" ] && [ $# -eq 0 ] &&
   ! command -v chromium chromium-browser google-chrome google-chrome-stable > /dev/null; then
   echo "error: --all needs Chromium: apt-get install -y --no-install-recommends chromium" >&2
   exit 1
 fi
+# Each of the hundreds of processes that tests start would compile again what it imports.
+unset PYTHONDONTWRITEBYTECODE
 scripts/setup.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
