@@ -6,7 +6,7 @@ from pathlib import Path
 
 from training_run import ROOT, SMALL, Run
 
-TRAINED_ELSEWHERE = {"dapo", "gtpo_v1", "gtpo_v2", "grpo_s_v2"}  # test_training.py, test_cluster.py
+TRAINED_ELSEWHERE = {"dapo", "gtpo_v1", "gtpo_v2"}  # test_reproduction.py, test_training.py, test_cluster.py
 PRESETS = sorted({path.stem for path in Path(ROOT, "configs/algorithm").glob("*.yaml")} - TRAINED_ELSEWHERE - {"grpo"})
 GROP = ["algorithm.gtpo.length_penalty.enable=true", "algorithm.gtpo.length_penalty.kind=grop"]
 TURNS = {

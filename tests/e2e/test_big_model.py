@@ -62,7 +62,7 @@ def make_table(out: Path, *arguments: str) -> dict[tuple, dict]:
     return {(row["algorithm"], row["step"], row["value"]): row for row in found}
 
 
-@pytest.mark.slow
+@pytest.mark.by_hand
 @pytest.mark.timeout(1800)
 def test_the_whole_table_with_a_tiny_model(tmp_path: Path) -> None:
     arguments = [f"--field={key}={value}" for key, value in TINY.items()]

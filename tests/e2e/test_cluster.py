@@ -40,6 +40,8 @@ class Cluster:
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            # Else each node starts as many workers as it has CPUs, few of which a job can use.
+            "RAY_prestart_worker_first_driver": "0",
         }
         port, self.dashboard = free_port(), free_port()
         self.address = f"http://127.0.0.1:{self.dashboard}"

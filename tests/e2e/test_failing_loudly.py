@@ -1,16 +1,27 @@
 """What cannot work is refused before Ray starts: one line that names the key or file, exit code 1, nothing left."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from training_run import SMALL, Run
+from omegaconf import OmegaConf
+from training_run import ROOT, SMALL, Run
 
 from gtpo_verl.driver.main import hold
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-# One of each stage: composing, registration, configuration, reward, data, disk. Each costs an import of verl.
+CACHE = ROOT / ".cache/gtpo-verl"
+# What a driver sets before it imports verl.
+ON_CPU = {name: str(value) for name, value in OmegaConf.load(ROOT / "configs/scale/cpu.yaml").gtpo_verl.env.items()}
+del ON_CPU["HYDRA_FULL_ERROR"]  # by which Hydra says what it refuses in a traceback
+
+# Through the whole command, one of each stage: composing, registration, configuration, reward, data, disk. Each costs
+# an import of verl; the others are tried on the driver alone, in one process.
 QUICK = {
     "plugin not registered",
     "reward without acc",
@@ -122,16 +133,53 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def assert_refused(case: str, terminal: str) -> None:
+    for words in CASES[case][2]:
+        assert words in terminal, terminal
+    assert "Traceback" not in terminal
+    assert "Started a local Ray instance" not in terminal
+
+
+@pytest.mark.parametrize("case", sorted(QUICK))
 def test_refused(case: str, run: Run) -> None:
-    overrides, environment, named = CASES[case]
+    overrides, environment, _ = CASES[case]
     run.start(*SMALL, "algorithm=gtpo_v1", *overrides(run.folder), **environment)
     assert run.wait(timeout=200) == 1, run.terminal
-    for words in named:
-        assert words in run.terminal, run.terminal
-    assert "Traceback" not in run.terminal
-    assert "Started a local Ray instance" not in run.terminal
+    assert_refused(case, run.terminal)
     run.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]]:
+    """Of the other cases, tried by the driver alone: its exit code, and the folder in which it was started."""
+    cases = {}
+    for case in CASES.keys() - QUICK:
+        folder = tmp_path_factory.mktemp("refused")
+        (folder / "home").mkdir()
+        overrides, environment, _ = CASES[case]
+        cases[case] = {
+            "folder": str(folder),
+            "overrides": [f"gtpo_verl.cache_dir={CACHE}", *SMALL, "algorithm=gtpo_v1", *overrides(folder)],
+            "environment": {"HOME": str(folder / "home"), **environment},
+        }
+    listed = tmp_path_factory.mktemp("refused") / "cases.json"
+    listed.write_text(json.dumps(cases))
+    command = [sys.executable, str(Path(__file__).with_name("refused_in_turn.py")), str(listed)]
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=250, env={**os.environ, **ON_CPU})
+    assert result.returncode == 0
+    codes = json.loads(result.stdout.splitlines()[-1])
+    return {case: (codes[case], Path(cases[case]["folder"])) for case in cases}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(CASES.keys() - QUICK))
+def test_refused_by_the_driver(case: str, refused: dict[str, tuple[int, Path]]) -> None:
+    code, folder = refused[case]
+    terminal = (folder / "terminal.txt").read_text()
+    assert code == 1, terminal
+    assert_refused(case, terminal)
+    assert list(folder.glob("runs/**/train.log")) == []
+    assert sorted((folder / "home").rglob("*")) == []
 
 
 def test_a_refused_credential_is_written_nowhere(run: Run) -> None:

@@ -56,6 +56,8 @@ def assert_advantages_follow_from_entropies(dump: dict) -> None:
 
 
 def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
+    run.folder /= "a checkout with a long path " + "x" * 150  # too long for the path of any socket
+    run.folder.mkdir()
     overrides = [*SMALL, *TWO_RANKS, "algorithm=gtpo_v1", "gtpo_verl.token_dump_freq=1"]
     run.start(*overrides, "trainer.total_training_steps=200")  # more than it takes until it is stopped
     run.wait_until(lambda: len(run.steps()) >= 2)
@@ -87,6 +89,7 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
     assert_tokens_agree(loaded)
     for record in run.metrics():
         assert_same_probabilities(record["data"])
+        assert record["data"]["actor/grad_norm"] > 0
         assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
     assert_the_page_shows(run, loaded)
 
@@ -111,16 +114,3 @@ def assert_the_page_shows(run: Run, dumps: list[dict]) -> None:
             assert response["right"] == (dump["reward"][row]["acc"] > 0.5)
             assert response["means"]["dapo"] == pytest.approx(advantage, abs=1e-5)
             assert response["means"]["advantages"] == pytest.approx(dump["advantages"][row].mean().item(), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_dapo_takes_three_steps_on_two_ranks(run: Run) -> None:
-    run.folder /= "a checkout with a long path " + "x" * 150  # too long for the path of any socket
-    run.folder.mkdir()
-    run.start(*SMALL, "algorithm=dapo", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=3")
-    assert run.wait() == 0, run.terminal
-    run.assert_nothing_left()
-    assert run.steps() == [1, 2, 3]
-    for record in run.metrics():
-        assert_same_probabilities(record["data"])
-        assert record["data"]["actor/grad_norm"] > 0
