@@ -27,6 +27,7 @@ def install() -> None:
     wrapt.register_post_import_hook(_algorithms, "verl.trainer.ppo.core_algos")
     wrapt.register_post_import_hook(_trainer, "verl.trainer.ppo.v1.trainer_sync")
     wrapt.register_post_import_hook(_engines, "verl.workers.engine.fsdp.transformer_impl")
+    wrapt.register_post_import_hook(_fetches, "verl.utils.transferqueue_utils")
     wrapt.register_post_import_hook(_weights, "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer")
 
 
@@ -48,6 +49,12 @@ def _engines(_: ModuleType) -> None:
     from gtpo_verl.verl_plugin.engine import register_engines
 
     register_engines()
+
+
+def _fetches(fetching: ModuleType) -> None:
+    from gtpo_verl.verl_plugin.transfer import columns
+
+    columns.install(fetching)
 
 
 def _weights(transfer: ModuleType) -> None:

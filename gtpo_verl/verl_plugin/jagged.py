@@ -63,6 +63,11 @@ def longest(jagged: torch.Tensor) -> int:
     return int(jagged._get_max_seqlen())  # type: ignore[attr-defined]  # no public name has it
 
 
+def with_lengths(jagged: torch.Tensor) -> torch.Tensor:
+    """The same rows, by a tensor that knows its shortest and longest one, as those from TransferQueue do."""
+    return _jagged(jagged.values(), _offsets(jagged))
+
+
 def index_select_tensor_dict(batch: TensorDict | None, indices: torch.Tensor | list) -> TensorDict | None:
     """verl/utils/tensordict_utils.py: rows of every field of a batch.
 
@@ -73,7 +78,7 @@ def index_select_tensor_dict(batch: TensorDict | None, indices: torch.Tensor | l
     if batch is None:
         return stock(batch, indices)
     rows = torch.tensor(indices) if isinstance(indices, list) else indices
-    jagged = [key for key, value in batch.items() if _is_jagged(value)]
+    jagged = [key for key, value in batch.items() if is_jagged(value)]
     selected = stock(batch.exclude(*jagged), rows)
     for key in jagged:
         selected[key] = select_rows(batch[key], rows)
@@ -87,7 +92,7 @@ def restore_dynamic_batch(data: torch.Tensor, batch_idx_list: Sequence[Sequence[
         data: (batch, *), micro-batch after micro-batch.
         batch_idx_list: of each micro-batch, the numbers that its rows had in the batch.
     """
-    if not _is_jagged(data):
+    if not is_jagged(data):
         return restore_dynamic_batch.verls(data, batch_idx_list)  # type: ignore[attr-defined]
     return select_rows(data, torch.tensor([row for rows in batch_idx_list for row in rows]).argsort())
 
@@ -104,7 +109,7 @@ def no_padding_2_padding(tensor: torch.Tensor, data: TensorDict) -> torch.Tensor
         (batch, longest response).
     """
     values = tensor.values() if tensor.is_nested else tensor
-    if values.ndim != 1 or not _is_jagged(data["prompts"]):
+    if values.ndim != 1 or not is_jagged(data["prompts"]):
         return no_padding_2_padding.verls(tensor, data)  # type: ignore[attr-defined]
     from verl.utils import tensordict_utils as tu
 
@@ -159,7 +164,7 @@ def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_si
     return get_seqlen_balanced_partitions.verls(numbers, k_partitions, equal_size)  # type: ignore[attr-defined]
 
 
-def _is_jagged(value: Any) -> bool:
+def is_jagged(value: Any) -> bool:
     """Whether it is a tensor ragged in its second dimension; verl's position ids of vision models are not."""
     return isinstance(value, torch.Tensor) and value.layout == torch.jagged and getattr(value, "_ragged_idx", 1) == 1
 

@@ -67,6 +67,7 @@ class GtpoTrainer(PPOTrainerSync):
         if self.settings.fast_rollout:
             rollout.install(config)
         jagged.install_in_trainer()
+        self._columns = transfer.keep_columns(trainer_base)
         self.watch = RunWatch(self.settings.stall_timeout)
         super().__init__(config)
 
@@ -120,6 +121,7 @@ class GtpoTrainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         self._enter("log-probabilities")
+        self._columns.begin(batch.keys)
         return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:

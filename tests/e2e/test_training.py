@@ -90,6 +90,8 @@ def test_gtpo_is_exact_and_survives_a_kill(run: Run) -> None:
     for record in run.metrics():
         assert_same_probabilities(record["data"])
         assert record["data"]["actor/grad_norm"] > 0
+        # One update a step: the policy is the old one, on the same tokens.
+        assert (record["data"]["actor/ratio_mean"], record["data"]["actor/ratio_max"]) == (1, 1)
         assert record["data"]["gtpo/uniform_groups_frac"] == 0  # dynamic sampling let none through
     assert_the_page_shows(run, loaded)
 

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transfer_queue
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from gtpo_verl.verl_plugin.trainer import GtpoTrainer
+from gtpo_verl.verl_plugin.transfer.columns import KeepingQueue
 
 ALL = ["input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses", "old_log_probs", "advantages"]
 TEXT = {"processor": None, "use_teacher_policy": False, "enable_rollout_routing_replay": False}
@@ -21,6 +23,7 @@ def trainer(processor: Any, use_teacher_policy: bool, enable_rollout_routing_rep
     rollout = {"enable_rollout_routing_replay": enable_rollout_routing_replay}
     made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
     made.watch = SimpleNamespace(enter_phase=lambda phase: None)
+    made._columns = KeepingQueue(transfer_queue, ())
     return made
 
 

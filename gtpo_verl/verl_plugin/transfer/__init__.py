@@ -1,23 +1,41 @@
 """The only use of TransferQueue and of `KVBatchMeta`, verl's handle of a batch that lies in it.
 
-What verl's own agent loops put there passes `row_queue`.
+What verl's own agent loops put there passes `row_queue`; what its trainer and its workers ask for passes `columns`.
 
 The rows of a batch are responses. A row's key is `{uid}_{session}_{row}`: prompt, sampled response, and the turn where
 an agent loop returns several rows a response.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import transfer_queue
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+
+from gtpo_verl.verl_plugin.transfer.columns import UNCHANGED, KeepingQueue
 
 Batch: TypeAlias = KVBatchMeta
 
 # What a language model's forward pass reads of a batch, and verl's `ppo_loss` beside it.
 _FORWARD = ("input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses")
 _LOSS = ("old_log_probs", "advantages", "ref_log_prob", "rollout_is_weights")
+
+
+def keep_columns(trainer: ModuleType) -> KeepingQueue:
+    """Puts a `KeepingQueue` before TransferQueue, for this package and for verl's trainer.
+
+    Args:
+        trainer: verl/trainer/ppo/v1/trainer_base.py, whose name for TransferQueue is `tq`.
+    """
+    global transfer_queue
+    plain: Any = transfer_queue
+    if isinstance(plain, KeepingQueue):
+        plain = plain._queue
+    queue = KeepingQueue(plain, (*_FORWARD, "rollout_log_probs", "rm_scores"))
+    trainer.tq = transfer_queue = queue  # type: ignore[attr-defined,assignment]
+    return queue
 
 
 def for_forward(batch: Batch) -> Batch:
@@ -30,12 +48,19 @@ def for_forward(batch: Batch) -> Batch:
         batch: of a model that reads text alone; changed in place.
     """
     batch.fields = list(_FORWARD)
-    return batch
+    return _marked(batch, ())
 
 
 def for_update(batch: Batch) -> Batch:
     """As `for_forward`, of a batch that knows its fields: with those of the loss."""
     batch.fields = [name for name in (*_FORWARD, *_LOSS) if name in (batch.fields or ())]
+    return _marked(batch, _FORWARD)
+
+
+def _marked(batch: Batch, fields: Iterable[str]) -> Batch:
+    """Whose fields of these the workers have from the last pass."""
+    if isinstance(transfer_queue, KeepingQueue):
+        batch.extra_info = {**(batch.extra_info or {}), UNCHANGED: transfer_queue.unchanged(fields)}
     return batch
 
 
