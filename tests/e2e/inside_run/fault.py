@@ -55,7 +55,10 @@ def victim(name: str) -> int:
         return psutil.Process(victim("driver")).ppid()
     everybody = processes()
     words = VICTIMS["fork server" if name in FORKED else name]
-    matching = sorted(pid for pid, title in everybody if words in title)
+    # In the order of their starts, which is not that of their ids once those have begun anew.
+    matching = sorted(
+        (pid for pid, title in everybody if words in title), key=lambda p: psutil.Process(p).create_time()
+    )
     try:
         return matching[FORKED.get(name, 0)]
     except IndexError:
