@@ -40,7 +40,7 @@ class Cluster:
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
-            # Else each node starts as many workers as it has CPUs, few of which a job can use.
+            # Else each node starts a worker for each of its CPUs, whatever the job needs.
             "RAY_prestart_worker_first_driver": "0",
         }
         port, self.dashboard = free_port(), free_port()

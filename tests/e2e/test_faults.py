@@ -8,9 +8,8 @@ from faults import Cell, Chain
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
-# In their phase the death of another actor is tried below, and noticed by the same thread.
+# Noticed by the run watch, as the death or stop of other actors is below.
 BY_HAND = {
-    "kill task runner @ advantages",
     "kill vllm server @ weights",
     "kill reward worker @ rollout",
     "kill queue controller @ log-probabilities",
