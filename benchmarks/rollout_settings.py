@@ -5,8 +5,9 @@
 Many requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
 them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
 before but for the two without log-probabilities, on which nothing stands. Seconds are those from the first request to
-the last response; processor seconds are the server's own process, which is what waits in a training step; `start` those
-of the engine. Engines that differ take turns, one at a time.
+the last response; processor seconds are those of the server's own process, which is what waits in a training step, and
+of its children, the engine and its worker; `start` is seconds that the engine took to start. Engines that differ take
+turns, one at a time.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import statistics
 import time
 from typing import Any
 
+import psutil
 import torch
 
 SCHEDULER = "gtpo_verl.verl_plugin.rollout.scheduler.scheduler"
@@ -66,6 +68,7 @@ async def measure(options: argparse.Namespace) -> None:
             "fastest",
             "slowest",
             "server_cpu_seconds",
+            "engine_cpu_seconds",
             "repeats",
             "start",
         ]
@@ -84,7 +87,7 @@ async def measure(options: argparse.Namespace) -> None:
                     await rollout(engine, requests, tokens, sampling)
                     for _ in range(options.repeats if tokens < 1000 else 1)
                 ]
-                seconds = [wall for wall, _ in times]
+                seconds = [wall for wall, _, _ in times]
                 row = {
                     "way": way,
                     "requests": requests,
@@ -92,7 +95,8 @@ async def measure(options: argparse.Namespace) -> None:
                     "seconds": round(statistics.median(seconds), 3),
                     "fastest": round(min(seconds), 3),
                     "slowest": round(max(seconds), 3),
-                    "server_cpu_seconds": round(statistics.median([own for _, own in times]), 3),
+                    "server_cpu_seconds": round(statistics.median([own for _, own, _ in times]), 3),
+                    "engine_cpu_seconds": round(statistics.median([engines for _, _, engines in times]), 3),
                     "repeats": len(times),
                     "start": round(started, 1),
                     "card": card,
@@ -136,8 +140,8 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(arguments)
 
 
-async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, Any]) -> tuple[float, float]:
-    """Seconds until all responses are there, and processor seconds of this process meanwhile.
+async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, Any]) -> tuple[float, float, float]:
+    """Seconds until all responses are there, and processor seconds of this process and of its children meanwhile.
 
     Raises:
         RuntimeError: a response of another length.
@@ -163,9 +167,14 @@ async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, A
         if len(last.outputs[0].token_ids) != tokens:
             raise RuntimeError(f"{len(last.outputs[0].token_ids)} tokens, not {tokens}")
 
-    wall, own = time.perf_counter(), time.process_time()
+    wall, own, children = time.perf_counter(), time.process_time(), children_cpu()
     await asyncio.gather(*(one(number) for number in range(requests)))
-    return time.perf_counter() - wall, time.process_time() - own
+    return time.perf_counter() - wall, time.process_time() - own, children_cpu() - children
+
+
+def children_cpu() -> float:
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return sum(spent.user + spent.system for spent in times)
 
 
 if __name__ == "__main__":

@@ -183,6 +183,10 @@ def train(name: str, gpu: str, options: argparse.Namespace, overrides: list[str]
         "CUDA_VISIBLE_DEVICES": gpu,
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
     }
+    if stock:
+        environment["VERL_USE_EXTERNAL_PLUGINS"] = "none"
+    if stock == "stock-tuned":
+        environment["TQ_NUM_THREADS"] = "1"  # as configs/train.yaml
     with (folder / "output.txt").open("w", encoding="utf-8") as output:
         code = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=folder).returncode
     steps = read_steps(name, folder)

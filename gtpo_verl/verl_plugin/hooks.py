@@ -4,6 +4,8 @@ A plain `import verl` costs no more than before: importing the V1 trainer here w
 every verl job. `wrapt` runs a hook right after the named module was executed (PEP 369).
 """
 
+import os
+from contextlib import nullcontext
 from types import ModuleType
 
 import wrapt
@@ -28,6 +30,8 @@ def install() -> None:
     wrapt.register_post_import_hook(_trainer, "verl.trainer.ppo.v1.trainer_sync")
     wrapt.register_post_import_hook(_engines, "verl.workers.engine.fsdp.transformer_impl")
     wrapt.register_post_import_hook(_fetches, "verl.utils.transferqueue_utils")
+    wrapt.register_post_import_hook(_threads, "transfer_queue.client")
+    wrapt.register_post_import_hook(_threads, "transfer_queue.storage.simple_storage")
     wrapt.register_post_import_hook(_weights, "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer")
 
 
@@ -57,6 +61,14 @@ def _fetches(fetching: ModuleType) -> None:
     columns.install(fetching)
 
 
+def _threads(module: ModuleType) -> None:
+    """Patches transfer_queue/client.py and storage/simple_storage.py (`limit_pytorch_auto_parallel_threads`): at every
+    put and get it counts the machine's cores, a file each, to give PyTorch `TQ_NUM_THREADS`. With one, as in
+    configs/train.yaml, there is nothing to limit."""
+    if os.environ.get("TQ_NUM_THREADS") == "1":
+        module.limit_pytorch_auto_parallel_threads = lambda *_, **__: nullcontext()  # type: ignore[attr-defined]
+
+
 def _weights(transfer: ModuleType) -> None:
     from gtpo_verl.verl_plugin import weight_sockets
 
@@ -82,8 +94,6 @@ def check_registration() -> None:
     verl logs a plugin that fails to load at DEBUG only, so that a broken installation looks like a misspelt
     estimator. Imports verl's V1 trainer (seconds); call it in the process to be checked.
     """
-    import os
-
     check_version()
     import verl  # noqa: F401  (loads the plugins)
 

@@ -277,6 +277,11 @@ SAYS = [
         "_meta_to_realdata(",
         "workers fetch prompts and responses twice a step",
     ),
+    (
+        "transfer_queue.client:AsyncTransferQueueClient.async_put",
+        "limit_pytorch_auto_parallel_threads(",
+        "every put counts the machine's cores",
+    ),
     (f"{TRAINER}._compute_advantage", '["advantages", "returns"]', "verl reads our advantages under another name"),
     (f"{TRAINER}._compute_advantage", '"rm_scores"', "rewards that are no number are not refused"),
     (f"{TRAINER}._validate", '"val"', "failed responses of a validation are not noticed"),

@@ -52,6 +52,29 @@ def test_import_verl_imports_nothing_heavy_of_ours() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize(("threads", "counts"), [("1", False), ("2", True), (None, True)])
+def test_with_one_thread_a_put_counts_no_cores(threads: str | None, counts: bool) -> None:
+    code = """
+        import os
+        import verl
+        import psutil
+        import torch
+        from transfer_queue import client
+        from transfer_queue.storage import simple_storage
+        counted = []
+        cores = psutil.cpu_count
+        psutil.cpu_count = lambda *choice, **named: counted.append(1) or cores(*choice, **named)
+        before = torch.get_num_threads()
+        for module in (client, simple_storage):
+            with module.limit_pytorch_auto_parallel_threads(target_num_threads=module.TQ_NUM_THREADS, info="put"):
+                during = torch.get_num_threads()
+        print(bool(counted), during == before or bool(counted))
+    """
+    environment = {"OMP_NUM_THREADS": "1"} | ({} if threads is None else {"TQ_NUM_THREADS": threads})
+    result = run(code, **environment)
+    assert result.stdout.split()[-2:] == [str(counts), "True"], result.stderr
+
+
 def test_plugin_switched_off_is_said_clearly() -> None:
     code = """
         from gtpo_verl.verl_plugin.hooks import check_registration
