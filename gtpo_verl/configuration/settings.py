@@ -59,7 +59,7 @@ class RecipeSettings:
     min_free_disk_gib: float = 1.0
     preflight: bool = True
     architecture: dict[str, Any] | None = None
-    env: dict[str, str | None] = field(default_factory=dict)
+    env: dict[str, str | None] = field(default_factory=lambda: {"TQ_NUM_THREADS": "1"})
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "RecipeSettings":
@@ -69,7 +69,7 @@ class RecipeSettings:
             ValueError: an unknown key, or a value that is none for its key, by name.
         """
         if "gtpo_verl" not in config:
-            return cls(fused_entropy=False, fast_rollout=False, fork_server=False)
+            return cls(fused_entropy=False, fast_rollout=False, fork_server=False, env={})
         given: dict[str, Any] = OmegaConf.to_container(config.gtpo_verl, resolve=True)  # type: ignore[assignment]
         known = [f.name for f in fields(cls)]
         for key in given:

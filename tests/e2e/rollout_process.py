@@ -49,7 +49,7 @@ class Rollouts:
 
         from gtpo_verl.configuration.composition import compose_config
         from gtpo_verl.configuration.preparation import prepare
-        from gtpo_verl.verl_plugin import cpu, rollout, transfer
+        from gtpo_verl.verl_plugin import cpu, fork_server, rollout, transfer
 
         (folder / "loops.yaml").write_text(LOOPS)
         cpu.install()
@@ -84,6 +84,7 @@ class Rollouts:
         os.environ.update(environment)
         arguments = OmegaConf.to_container(self.config.ray_kwargs.ray_init)
         variables = {**get_ppo_ray_runtime_env(self.config)["env_vars"], **environment}
+        fork_server.start(self.config, str(folder), str(folder / "imports.log"))
         ray.init(**{**arguments, "runtime_env": {"env_vars": variables}})
         self.queue = transfer.transfer_queue
         self.queue.init(self.config.transfer_queue)
