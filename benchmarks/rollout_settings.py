@@ -4,10 +4,10 @@
 
 Many requests at once, each of exactly `--tokens` tokens with their log-probabilities, as verl's server asks for
 them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin.rollout` has it, each on top of those
-before but for the two without log-probabilities, on which nothing stands. Seconds are those from the first request to
-the last response; processor seconds are those of the server's own process, which is what waits in a training step, and
-of its children, the engine and its worker; `start` is seconds that the engine took to start. Engines that differ take
-turns, one at a time.
+before but for the two without log-probabilities and the one with the worker in the engine's process, on which nothing
+stands. Seconds are those from the first request to the last response; processor seconds are those of the server's own
+process, which is what waits in a training step, and of its children, the engine and its worker; `start` is seconds that
+the engine took to start. Engines that differ take turns, one at a time.
 """
 
 import argparse
@@ -39,6 +39,11 @@ WAYS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"graphs": True, "whole": True, "compiled": False, "uni": True},
         {"whole": True},
     ),
+    (
+        "and graphs of steps that read prompts too",
+        {"graphs": True, "whole": True, "compiled": False, "mixed": True},
+        {"whole": True},
+    ),
 ]
 
 
@@ -51,6 +56,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of requests shorter than 1,000 tokens; others: one")
     parser.add_argument("--memory", type=float, default=0.5, help="gpu_memory_utilization")
     parser.add_argument("--no-compile", action="store_true", help="no engine compiles, so that all start sooner")
+    parser.add_argument("--spread", type=float, default=0.0, help="seconds over which the requests arrive")
     parser.add_argument("--ways", type=int, nargs="+", default=range(len(WAYS)), help="by number, from 0")
     options = parser.parse_args()
     asyncio.run(measure(options))
@@ -81,10 +87,10 @@ async def measure(options: argparse.Namespace) -> None:
                 began = time.perf_counter()
                 engine, arguments = start(options, wanted), wanted
                 started = time.perf_counter() - began
-                await rollout(engine, options.requests[0], 32, sampling)
+                await rollout(engine, options.requests[0], 32, sampling, options.spread)
             for requests, tokens in zip(options.requests, options.tokens, strict=True):
                 times = [
-                    await rollout(engine, requests, tokens, sampling)
+                    await rollout(engine, requests, tokens, sampling, options.spread)
                     for _ in range(options.repeats if tokens < 1000 else 1)
                 ]
                 seconds = [wall for wall, _, _ in times]
@@ -123,9 +129,11 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     if not torch.cuda.is_available():
         more |= {"enforce_eager": True, "dtype": "float32"}
     else:
-        more["compilation_config"] = {"cudagraph_capture_sizes": GRAPHS} if wanted.get("graphs") else {}
+        graphs = [*GRAPHS, 1536, 2048] if wanted.get("mixed") else GRAPHS  # decoding steps have 1,024 tokens at most
+        more["compilation_config"] = {"cudagraph_capture_sizes": graphs} if wanted.get("graphs") else {}
         if options.no_compile or not wanted.get("compiled", True):
-            more["compilation_config"] |= {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+            mode = "FULL" if wanted.get("mixed") else "FULL_DECODE_ONLY"
+            more["compilation_config"] |= {"mode": 0, "cudagraph_mode": mode}
     arguments = AsyncEngineArgs(
         model=options.model,
         max_model_len=max(options.tokens) + 64,
@@ -140,7 +148,9 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> Any:
     return AsyncLLM.from_engine_args(arguments)
 
 
-async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, Any]) -> tuple[float, float, float]:
+async def rollout(
+    engine: Any, requests: int, tokens: int, sampling: dict[str, Any], spread: float
+) -> tuple[float, float, float]:
     """Seconds until all responses are there, and processor seconds of this process and of its children meanwhile.
 
     Raises:
@@ -159,6 +169,7 @@ async def rollout(engine: Any, requests: int, tokens: int, sampling: dict[str, A
         parameters["output_kind"] = RequestOutputKind[parameters["output_kind"]]
 
     async def one(number: int) -> None:
+        await asyncio.sleep(spread * number / requests)
         prompt = {"prompt_token_ids": [random.randrange(3, 250) for _ in range(26)]}
         request = f"{tokens}-{number}-{random.random()}"
         last: Any = None
