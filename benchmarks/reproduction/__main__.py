@@ -32,15 +32,15 @@ def reproduce(
     gtpo_verl = [sys.executable, "-m", "gtpo_verl.cli"]
     planned = list(manifest.planned(scale, seeds, runs))
     facts = provenance(manifest)
-    check(manifest, facts["source"], results, list(manifest.planned(scale)))
     runs_dir = Path("runs", manifest.set)
+    check(manifest, facts["source"], results, list(manifest.planned(scale)), runs_dir)
     missing = [run for run in planned if not results.has(run, runs_dir, manifest.steps)]
     print(f"{manifest.set}: {len(planned)} runs, {len(planned) - len(missing)} done", flush=True)
     if missing:
         for command in manifest.prepare:
             subprocess.run([*gtpo_verl, *command.split()], check=True)
     failed = False
-    schedule = Schedule([*gtpo_verl, "train"], scale, runs_dir)
+    schedule = Schedule([*gtpo_verl, "train"], scale, runs_dir, lambda run: results.begin(run, runs_dir, **facts))
     for run, code, seconds in schedule.finished(missing):
         results.keep(run, runs_dir, **facts, exit_code=code, seconds=round(seconds))
         ending = "done" if code == 0 else f"ended with exit code {code}, see {runs_dir / run.name / 'terminal.txt'}"

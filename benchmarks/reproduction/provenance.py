@@ -21,8 +21,14 @@ _REPORT = "gtpo_verl/report"
 _PROJECT = "trainer.project_name="
 
 
-def check(manifest: Manifest, source: str, results: Results, planned: Sequence[Planned] = ()) -> None:
-    """Refuses to mix code, versions or settings.
+def check(
+    manifest: Manifest,
+    source: str,
+    results: Results,
+    planned: Sequence[Planned] = (),
+    runs_dir: Path = Path("runs"),
+) -> None:
+    """Refuses to mix code, versions or settings, also within a run that is to go on in `runs_dir`.
 
     Raises:
         ValueError: naming what differs from the manifest, or from the runs that are there.
@@ -39,10 +45,12 @@ def check(manifest: Manifest, source: str, results: Results, planned: Sequence[P
         differs = subprocess.run(changed, capture_output=True, text=True, encoding="utf-8", errors="replace")
         if differs.returncode or differs.stdout:
             raise ValueError(f"the manifest is for revision {manifest.revision}:\n{differs.stdout}{differs.stderr}")
-    for name, facts in results.record().items():
+    begun = {str(runs_dir / run.name): results.made_with(run, runs_dir) for run in planned}
+    recorded = {f"{results.folder}: {name}": facts for name, facts in results.record().items()}
+    for name, facts in {**recorded, **{name: facts for name, facts in begun.items() if facts}}.items():
         if facts.get("source") not in (source, *manifest.alike):
             raise ValueError(
-                f"{results.folder}: {name} was made with other code (revision {facts.get('revision')}); runs of a set "
+                f"{name} was made with other code (revision {facts.get('revision')}); runs of a set "
                 "are comparable only if all were made with the same"
             )
     for run in planned:

@@ -12,12 +12,16 @@ from benchmarks.reproduction.manifest import Planned
 from gtpo_verl.report import prompts
 from gtpo_verl.report.metrics_log import METRICS_FILE, PROMPTS_PREFIX, read_lines
 from gtpo_verl.report.runs import RECORD_FILE
+from gtpo_verl.runtime.whole_file import whole_file
 
 # Of some 110 numbers a step those that say what was learnt, how and how fast: 40 kB a run of 100 steps.
 _KEPT = re.compile(
     r"actor/(?!perf/)|critic/(score|rewards)/mean|gtpo/|response_length/|perf/|training/(filter_groups|rollout_probs)"
     r"|timing_s/(step|gen|old_log_prob|update_actor|testing)$|val-(core|aux)/.+/acc/"
 )
+
+
+_MADE_WITH = "made_with.json"  # in a run's own folder
 
 
 class Results:
@@ -68,9 +72,20 @@ class Results:
             return False
         return not log.exists() or read_lines(metrics).last_step > read_lines(log).last_step
 
+    def begin(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
+        """Says in a run's own folder what it is made with, for whoever finds it after this process was killed."""
+        with whole_file(runs_dir / run.name / _MADE_WITH) as part:
+            part.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+
+    def made_with(self, run: Planned, runs_dir: Path) -> dict[str, Any]:
+        """What `begin` said of a run; nothing of one that has not begun."""
+        path = runs_dir / run.name / _MADE_WITH
+        return json.loads(path.read_bytes()) if path.exists() else {}
+
     def keep(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
-        """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record; of a run
-        without metrics an empty log, so that it is not forgotten."""
+        """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record, in whose
+        place that of `begin` stands; of a run without metrics an empty log, so that it is not forgotten."""
+        facts |= self.made_with(run, runs_dir)
         folder = runs_dir / run.name
         metrics = folder / METRICS_FILE
         lines = []
@@ -84,12 +99,8 @@ class Results:
             data = {PROMPTS_PREFIX + source: accuracies for source, accuracies in found.items()}
             lines += [{"step": step, "data": data}] if data else []
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        _replace(self.log(run), gzip.compress(text.encode(), mtime=0))
+        with whole_file(self.log(run)) as part:
+            part.write_bytes(gzip.compress(text.encode(), mtime=0))
         records = self.record() | {run.name: {**facts, "overrides": run.overrides}}
-        _replace(self._record, (json.dumps(dict(sorted(records.items())), indent=1) + "\n").encode())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+        with whole_file(self._record) as part:
+            part.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n", encoding="utf-8")

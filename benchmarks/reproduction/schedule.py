@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,16 @@ class Schedule:
     Args:
         command: what starts a run; the run's overrides follow.
         runs_dir: folder of the runs' folders.
+        begin: called before a run is started, when its folder is there.
     """
 
-    def __init__(self, command: Sequence[str], scale: Scale, runs_dir: Path):
+    def __init__(
+        self, command: Sequence[str], scale: Scale, runs_dir: Path, begin: Callable[[Planned], None] = lambda _: None
+    ):
         self._command = list(command)
         self._scale = scale
         self._runs_dir = runs_dir
+        self._begin = begin
         self._last_start: dict[int, float] = {}
         self._running: dict[Planned, tuple[int, float, subprocess.Popen]] = {}
         self.stopped_by: int | None = None
@@ -69,6 +73,7 @@ class Schedule:
     def _start(self, run: Planned, card: int) -> None:
         folder = self._runs_dir / run.name
         folder.mkdir(parents=True, exist_ok=True)
+        self._begin(run)
         environment = dict(os.environ)
         if self._scale.cards:
             environment["CUDA_VISIBLE_DEVICES"] = str(card)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from gtpo_verl.evaluation.models import Model
 from gtpo_verl.evaluation.problems import Problem, ProblemFile
 from gtpo_verl.evaluation.store import Store
 from gtpo_verl.rewards.pool import Limits
+from gtpo_verl.runtime.whole_file import whole_file
 from gtpo_verl.tasks.cache import exclusive
 
 SUMMARY = "summary.json"
@@ -344,10 +344,8 @@ def _summarize(plan: _Plan) -> dict[str, Any]:
         "data": data,
         "versions": {"gtpo_verl": __version__, "vllm": _version("vllm"), "transformers": _version("transformers")},
     }
-    path = plan.out / SUMMARY
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(summary, indent=2) + "\n")
-    os.replace(part, path)
+    with whole_file(plan.out / SUMMARY) as part:
+        part.write_text(json.dumps(summary, indent=2) + "\n")
     return summary
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from gtpo_verl.inspect.responses import (
     Response,
     Step,
 )
+from gtpo_verl.runtime.whole_file import PART, whole_file
 
 VALUES = (ADVANTAGES, SHAPED, ENTROPY, LOG_PROB, ROLLOUT_LOG_PROB)
 # Where a run's dumps are looked for, in its folder, before its configuration is asked.
@@ -27,7 +27,6 @@ FOLDER = "tokens"
 CONFIG_FILE = "config.yaml"
 
 _NAME = re.compile(r"step_(\d+)\.parquet")
-_PART = ".part"
 _KEY = b"gtpo_verl"
 
 
@@ -49,13 +48,8 @@ def write(step: Step, folder: Path, max_bytes: float) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step.step}.parquet"
-    part = path.with_name(path.name + _PART)
-    try:
+    with whole_file(path) as part:
         pyarrow.parquet.write_table(_table(step), part, compression="zstd", write_page_checksum=True)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     _keep_newest(folder, path, max_bytes)
     return path
 
@@ -65,7 +59,7 @@ def forget_after(folder: Path, step: int) -> None:
     for other, path in steps(folder).items():
         if other > step:
             path.unlink(missing_ok=True)
-    for part in folder.glob(f"step_*.parquet{_PART}"):
+    for part in folder.glob(f"step_*.parquet{PART}"):
         part.unlink(missing_ok=True)
 
 

@@ -35,6 +35,7 @@ from gtpo_verl.inspect.responses import (
     Response,
     Step,
 )
+from gtpo_verl.runtime.whole_file import whole_file
 
 # The levels that a value is rounded to, from the least of its response to the largest; the one beyond them is "none".
 LEVELS = 255
@@ -69,13 +70,8 @@ class Page:
             OSError: it cannot be written.
         """
         path = Path(path)
-        part = path.with_name(path.name + ".part")
-        try:
+        with whole_file(path) as part:
             part.write_text(self.html, encoding="utf-8")
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
         return path
 
     def _repr_html_(self) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gtpo_verl.runtime import tables
+from gtpo_verl.runtime.whole_file import whole_file
 
 
 def write_report(
@@ -48,7 +49,8 @@ def write_report(
     for name, panels in contents.panels.items():
         figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
     numbers = summary.to_json(contents.runs, contents.comparison, contents.sources)
-    (output / "report.json").write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    with whole_file(output / "report.json") as part:
+        part.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     page.write(contents, said, title, output / "report.html")
     summary.show(said, console or tables.console())
     return output / "curves.png"

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from gtpo_verl.report.curves import Curve
 from gtpo_verl.report.measures import Measure
 from gtpo_verl.report.runs import RunSet, label
+from gtpo_verl.runtime.whole_file import whole_file
 
 # Okabe and Ito's palette, with a grey and Tol's wine in place of its yellow: the experiment has eight algorithms. Line
 # style and marker tell lines apart without colour.
@@ -122,7 +123,8 @@ def _draw_panel(ax: Axes, measure: Measure, runs: RunSet) -> None:
 
 def save(figure: Figure, folder: Path, name: str, description: str) -> None:
     """Write ``name.png`` (1760 pixels wide) and ``name.svg``, with a description in both for whoever reads the file."""
-    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Description": description})
+    with whole_file(folder / f"{name}.png") as part:
+        figure.savefig(part, format="png", dpi=160, metadata={"Description": description})
     # Without a date, and with ids that do not change, the same curves give the same file.
-    with rc_context({"svg.hashsalt": name}):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Description": description})
+    with rc_context({"svg.hashsalt": name}), whole_file(folder / f"{name}.svg") as part:
+        figure.savefig(part, format="svg", metadata={"Date": None, "Description": description})

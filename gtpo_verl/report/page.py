@@ -16,6 +16,7 @@ from gtpo_verl.report.figure import DASHES, colour, y_limits
 from gtpo_verl.report.measures import Measure
 from gtpo_verl.report.runs import Run, RunSet, label
 from gtpo_verl.report.summary import Summary
+from gtpo_verl.runtime.whole_file import whole_file
 
 _COLUMNS = 3
 # BokehJS takes single precision as it is, which halves the page.
@@ -52,7 +53,8 @@ def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
         script=script,
         grids=grids,
     )
-    path.write_text(page, encoding="utf-8")
+    with whole_file(path) as part:
+        part.write_text(page, encoding="utf-8")
 
 
 def _grid(measures: Sequence[Measure], runs: RunSet, drawn: dict[str, list[str]]) -> Any:

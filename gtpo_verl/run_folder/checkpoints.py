@@ -17,6 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from gtpo_verl.run_folder.wholeness import RANKS_FILE, SHARDS, checkpoint_problem, ranks_of
+from gtpo_verl.runtime.whole_file import whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +129,8 @@ class CheckpointFolder:
         step, remark = self.resumable(), self.passed_over()
         if remark is not None:
             logger.warning(remark)
-            partial = self.path / f"{TRACKER}.part"
-            partial.write_text(str(step), encoding="utf-8")
-            os.replace(partial, self.path / TRACKER)
+            with whole_file(self.path / TRACKER) as part:
+                part.write_text(str(step), encoding="utf-8")
 
     def set_aside(self, step: int) -> None:
         """Makes room for a checkpoint of this step, which a run resumed from an earlier one writes again."""

@@ -6,6 +6,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gtpo_verl.runtime.whole_file import whole_file
+
 VARIABLE = "GTPO_VERL_RUN_INFO"
 
 
@@ -44,9 +46,8 @@ class RunInfo:
         target = os.environ.get(VARIABLE)
         if target is None:
             return
-        partial = Path(target + ".part")
-        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        os.replace(partial, target)
+        with whole_file(Path(target)) as part:
+            part.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> "RunInfo | None":

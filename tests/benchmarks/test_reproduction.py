@@ -305,3 +305,43 @@ def test_steps_that_a_killed_start_did_not_put_on_record_are(tmp_path, monkeypat
     make_run(tmp_path / "runs/s" / run.name, *((step, {"actor/entropy": 0.5}) for step in (1, 2)))
     assert command.reproduce(given, scale, results) == 0
     assert read_lines(results.log(run)).last_step == 2
+    assert results.record()[run.name]["source"] != "abc"  # nobody says what those were made with but this start
+
+
+def test_a_killed_starts_runs_keep_the_code_that_they_were_made_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = Results(tmp_path / "results")
+    scale = Scale(0, 1, seconds_apart=0)
+    given = manifest(steps=2, seeds=[1], alike=["abc"])
+    (run,) = given.planned(scale)
+    make_run(tmp_path / "runs/s" / run.name, *((step, {"actor/entropy": 0.5}) for step in (1, 2)))
+    results.begin(run, tmp_path / "runs/s", source="abc", revision="r1")
+    assert command.reproduce(given, scale, results) == 0
+    assert {**results.record()[run.name], "source": "abc", "revision": "r1"} == results.record()[run.name]
+
+
+def test_a_run_does_not_go_on_with_other_code(tmp_path):
+    results = Results(tmp_path / "results")
+    one, two = planned(2)
+    (tmp_path / "runs" / two.name).mkdir(parents=True)
+    results.begin(two, tmp_path / "runs", source="abc", revision="r1")
+    provenance.check(manifest(), "abc", results, [one, two], tmp_path / "runs")
+    provenance.check(manifest(alike=["abc"]), "def", results, [one, two], tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"runs/dapo-seed2 was made with other code \(revision r1\)"):
+        provenance.check(manifest(), "def", results, [one, two], tmp_path / "runs")
+
+
+def test_what_a_run_is_made_with_is_there_before_it_starts(tmp_path):
+    results = Results(tmp_path / "results")
+    folder = tmp_path / "runs"
+    (run,) = planned(1)
+    program = "import json, pathlib, sys; folder = pathlib.Path('runs', 'dapo-seed1'); "
+    program += "sys.exit(json.loads((folder / 'made_with.json').read_text())['code'])"
+    scale = Scale(0, 1, seconds_apart=0)
+    started = Schedule(
+        [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"],
+        scale,
+        folder,
+        lambda begun: results.begin(begun, folder, code=7),
+    )
+    assert [code for _, code, _ in started.finished([run])] == [7]

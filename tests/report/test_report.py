@@ -164,6 +164,16 @@ def test_the_same_runs_give_the_same_files(runs, tmp_path):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
+@pytest.mark.parametrize("name", ["curves.png", "curves.svg", "diagnostics.png", "report.json", "report.html"])
+def test_a_file_that_cannot_be_written_stays_as_it_was(runs, tmp_path, name):
+    report(runs[:2], tmp_path / "out")
+    before = (tmp_path / "out" / name).read_bytes()
+    (tmp_path / "out" / f"{name}.part").mkdir()
+    with pytest.raises(OSError, match="out"):
+        report(runs, tmp_path / "out")
+    assert (tmp_path / "out" / name).read_bytes() == before
+
+
 def test_numbers(runs, cut_off, tmp_path):
     folder, _ = report([*runs, cut_off], tmp_path / "report")
     numbers = json.loads((folder / "report.json").read_text())
