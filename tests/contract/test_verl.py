@@ -470,6 +470,12 @@ def test_the_engine_fetches_the_fields_that_a_batch_chooses() -> None:
     assert "select_fields" in source, "every field travels to the engine, as in stock verl"
 
 
+@pytest.mark.parametrize("method", ["compute_log_prob", "compute_ref_log_prob", "update_actor"])
+def test_the_workers_passes_are_no_coroutines(method: str) -> None:
+    """Those fetch by another function: workers would fetch prompts and responses twice a step."""
+    assert not inspect.iscoroutinefunction(resolve(f"verl.workers.engine_workers:ActorRolloutRefWorker.{method}"))
+
+
 def test_the_engines_vendor_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     source = inspect.getsource(resolve("verl.workers.engine.base:EngineRegistry"))
     assert "VERL_ENGINE_VENDOR" in source, "gtpo_verl.fused_entropy has no effect"

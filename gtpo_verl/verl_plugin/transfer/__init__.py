@@ -28,6 +28,9 @@ def keep_columns(trainer: ModuleType) -> KeepingQueue:
 
     Args:
         trainer: verl/trainer/ppo/v1/trainer_base.py, whose name for TransferQueue is `tq`.
+
+    Returns:
+        The queue, to be told when a batch begins.
     """
     global transfer_queue
     plain: Any = transfer_queue
