@@ -7,7 +7,9 @@ them: first as verl has it, then setting after setting as `gtpo_verl.verl_plugin
 before but for the two without log-probabilities and the one with the worker in the engine's process, on which nothing
 stands. Seconds are those from the first request to the last response; processor seconds are those of the server's own
 process, which is what waits in a training step, and of its children, the engine and its worker; `start` is seconds that
-the engine took to start. Engines that differ take turns, one at a time.
+the engine took to start. Engines that differ take turns, one at a time. `--spread` has requests arrive one after the
+other, so that steps read prompts and decode at once; without it the last way differs in nothing, nor where vLLM's
+attention does not allow such graphs, which its log says.
 """
 
 import argparse
@@ -77,6 +79,7 @@ async def measure(options: argparse.Namespace) -> None:
             "engine_cpu_seconds",
             "repeats",
             "start",
+            "spread",
         ]
         table = csv.DictWriter(file, [*columns, "card", "date"])
         table.writeheader()
@@ -105,6 +108,7 @@ async def measure(options: argparse.Namespace) -> None:
                     "engine_cpu_seconds": round(statistics.median([engines for _, _, engines in times]), 3),
                     "repeats": len(times),
                     "start": round(started, 1),
+                    "spread": options.spread,
                     "card": card,
                     "date": datetime.date.today().isoformat(),
                 }

@@ -45,18 +45,21 @@ def check(
         differs = subprocess.run(changed, capture_output=True, text=True, encoding="utf-8", errors="replace")
         if differs.returncode or differs.stdout:
             raise ValueError(f"the manifest is for revision {manifest.revision}:\n{differs.stdout}{differs.stderr}")
-    begun = {str(runs_dir / run.name): results.made_with(run, runs_dir) for run in planned}
-    recorded = {f"{results.folder}: {name}": facts for name, facts in results.record().items()}
-    for name, facts in {**recorded, **{name: facts for name, facts in begun.items() if facts}}.items():
+    recorded = results.record()
+    begun = {run: results.made_with(run, runs_dir) for run in planned if results.stays(run, runs_dir, manifest.steps)}
+    sources = [(f"{results.folder}: {name}", facts) for name, facts in recorded.items()]
+    sources += [(f"{runs_dir}: {run.name}", facts) for run, facts in begun.items() if facts]
+    for name, facts in sources:
         if facts.get("source") not in (source, *manifest.alike):
             raise ValueError(
                 f"{name} was made with other code (revision {facts.get('revision')}); runs of a set "
                 "are comparable only if all were made with the same"
             )
     for run in planned:
-        made = set(results.record().get(run.name, {}).get("overrides", run.overrides))
-        if other := sorted(one for one in made ^ set(run.overrides) if not one.startswith(_PROJECT)):
-            raise ValueError(f"{results.folder}: {run.name} was made with other settings: {', '.join(other)}")
+        for folder, facts in ((results.folder, recorded.get(run.name, {})), (runs_dir, begun.get(run, {}))):
+            made = set(facts.get("overrides", run.overrides))
+            if other := sorted(one for one in made ^ set(run.overrides) if not one.startswith(_PROJECT)):
+                raise ValueError(f"{folder}: {run.name} was made with other settings: {', '.join(other)}")
 
 
 def source_digest() -> str:

@@ -12,6 +12,7 @@ from benchmarks.reproduction.manifest import Planned
 from gtpo_verl.report import prompts
 from gtpo_verl.report.metrics_log import METRICS_FILE, PROMPTS_PREFIX, read_lines
 from gtpo_verl.report.runs import RECORD_FILE
+from gtpo_verl.run_folder.checkpoints import TRACKER
 from gtpo_verl.runtime.whole_file import whole_file
 
 # Of some 110 numbers a step those that say what was learnt, how and how fast: 40 kB a run of 100 steps.
@@ -47,13 +48,8 @@ class Results:
         Raises:
             ValueError: the file is damaged; it is named.
         """
-        if not self._record.exists():
-            return {}
-        try:
-            found: Any = json.loads(self._record.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{self._record}: {error}") from error
-        if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
+        found = _read(self._record)
+        if not all(isinstance(facts, dict) for facts in found.values()):
             raise ValueError(f"{self._record}: no record of runs by their names")
         return found
 
@@ -73,19 +69,31 @@ class Results:
         return not log.exists() or read_lines(metrics).last_step > read_lines(log).last_step
 
     def begin(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
-        """Says in a run's own folder what it is made with, for whoever finds it after this process was killed."""
+        """Says in a run's own folder what it is started with, for whoever finds it after this process was killed."""
         with whole_file(runs_dir / run.name / _MADE_WITH) as part:
-            part.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+            part.write_text(json.dumps({**facts, "overrides": run.overrides}) + "\n", encoding="utf-8")
 
     def made_with(self, run: Planned, runs_dir: Path) -> dict[str, Any]:
-        """What `begin` said of a run; nothing of one that has not begun."""
-        path = runs_dir / run.name / _MADE_WITH
-        return json.loads(path.read_bytes()) if path.exists() else {}
+        """What `begin` said of a run when it was started last; nothing of one that was not.
+
+        Raises:
+            ValueError: the file is damaged; it is named.
+        """
+        return _read(runs_dir / run.name / _MADE_WITH)
+
+    def stays(self, run: Planned, runs_dir: Path, steps: int) -> bool:
+        """Whether what a run's own folder holds becomes a part of the set: all steps, or a checkpoint to go on from.
+        Else the run begins anew."""
+        folder = runs_dir / run.name
+        metrics = folder / METRICS_FILE
+        return (folder / "checkpoints" / TRACKER).exists() or (
+            metrics.exists() and read_lines(metrics).last_step >= steps
+        )
 
     def keep(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
         """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record, in whose
-        place that of `begin` stands; of a run without metrics an empty log, so that it is not forgotten."""
-        facts |= self.made_with(run, runs_dir)
+        place those of `begin` stand; of a run without metrics an empty log, so that it is not forgotten."""
+        facts = {**facts, "overrides": run.overrides} | self.made_with(run, runs_dir)
         folder = runs_dir / run.name
         metrics = folder / METRICS_FILE
         lines = []
@@ -101,6 +109,18 @@ class Results:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         with whole_file(self.log(run)) as part:
             part.write_bytes(gzip.compress(text.encode(), mtime=0))
-        records = self.record() | {run.name: {**facts, "overrides": run.overrides}}
+        records = self.record() | {run.name: facts}
         with whole_file(self._record) as part:
             part.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found: Any = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: no record")
+    return found

@@ -113,8 +113,10 @@ def engine_environment(fused_entropy: bool) -> dict[str, str]:
 
 
 def forwarded_variables(config: DictConfig) -> dict[str, str]:
-    """What `prepare` has set, for every Ray worker of the run."""
-    chosen = [name for name, value in config.gtpo_verl.env.items() if value is not None]
+    """What `prepare` has set, for every Ray worker of the run, but for what the user's own runtime environment of Ray
+    says of `gtpo_verl.env`."""
+    own = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    chosen = [name for name, value in config.gtpo_verl.env.items() if value is not None and name not in own]
     names = [*chosen, *engine_environment(config.gtpo_verl.fused_entropy), "VERL_FILE_LOGGER_PATH"]
     return {name: os.environ[name] for name in names}
 

@@ -59,7 +59,7 @@ def forget_after(folder: Path, step: int) -> None:
     for other, path in steps(folder).items():
         if other > step:
             path.unlink(missing_ok=True)
-    for part in folder.glob(f"step_*.parquet{PART}"):
+    for part in folder.glob(f"step_*{PART}"):
         part.unlink(missing_ok=True)
 
 

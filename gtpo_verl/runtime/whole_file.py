@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Behind the name of a file that is being written; one that stays there is of a process that was killed.
@@ -17,10 +17,12 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written.
     """
-    part = path.with_name(path.name + PART)
+    path = path.resolve()  # a link stays one
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")  # two processes may write the same file
     try:
         yield part
         os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise

@@ -5,7 +5,8 @@ every verl job. `wrapt` runs a hook right after the named module was executed (P
 """
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import wrapt
@@ -63,10 +64,24 @@ def _fetches(fetching: ModuleType) -> None:
 
 def _threads(module: ModuleType) -> None:
     """Patches transfer_queue/client.py and storage/simple_storage.py (`limit_pytorch_auto_parallel_threads`): at every
-    put and get it counts the machine's cores, a file each, to give PyTorch `TQ_NUM_THREADS`. With one, as in
-    configs/train.yaml, there is nothing to limit."""
+    put and get it counts the machine's cores, a file each, as no more threads than those are given to PyTorch. Where it
+    is to be one (`TQ_NUM_THREADS` of configs/train.yaml) there is nothing to count."""
     if os.environ.get("TQ_NUM_THREADS") == "1":
-        module.limit_pytorch_auto_parallel_threads = lambda *_, **__: nullcontext()  # type: ignore[attr-defined]
+        module.limit_pytorch_auto_parallel_threads = _one_thread  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _one_thread(*_: object, **__: object) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    if before > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before > 1:
+            torch.set_num_threads(before)
 
 
 def _weights(transfer: ModuleType) -> None:

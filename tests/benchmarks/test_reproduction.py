@@ -105,7 +105,7 @@ def test_a_signal_ends_the_runs_and_starts_no_more(tmp_path):
 
 
 def make_run(folder, *steps, cut_off=b""):
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"step": step, "data": data}) + "\n" for step, data in steps]
     (folder / "metrics.jsonl").write_bytes("".join(lines).encode() + cut_off)
 
@@ -320,15 +320,37 @@ def test_a_killed_starts_runs_keep_the_code_that_they_were_made_with(tmp_path, m
     assert {**results.record()[run.name], "source": "abc", "revision": "r1"} == results.record()[run.name]
 
 
-def test_a_run_does_not_go_on_with_other_code(tmp_path):
-    results = Results(tmp_path / "results")
-    one, two = planned(2)
-    (tmp_path / "runs" / two.name).mkdir(parents=True)
-    results.begin(two, tmp_path / "runs", source="abc", revision="r1")
-    provenance.check(manifest(), "abc", results, [one, two], tmp_path / "runs")
-    provenance.check(manifest(alike=["abc"]), "def", results, [one, two], tmp_path / "runs")
-    with pytest.raises(ValueError, match=r"runs/dapo-seed2 was made with other code \(revision r1\)"):
-        provenance.check(manifest(), "def", results, [one, two], tmp_path / "runs")
+@pytest.mark.parametrize("holds", ["a checkpoint", "all steps", "a step", "nothing"])
+def test_what_another_start_made_is_not_mixed_with_other_code_or_settings(tmp_path, holds):
+    results, runs = Results(tmp_path / "results"), tmp_path / "runs"
+    one, two = planned(2, "lr=1")
+    (runs / two.name / "checkpoints").mkdir(parents=True)
+    results.begin(two, runs, source="abc", revision="r1")
+    if holds == "a checkpoint":
+        (runs / two.name / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+    elif holds != "nothing":
+        make_run(runs / two.name, (2 if holds == "all steps" else 1, {"actor/entropy": 0.5}))
+    provenance.check(manifest(steps=2), "abc", results, [one, two], runs)
+    provenance.check(manifest(steps=2, alike=["abc"]), "def", results, [one, two], runs)
+    for source, lr, words in (
+        ("def", "lr=1", r"runs: dapo-seed2 was made with other code \(revision r1\)"),
+        ("abc", "lr=2", r"runs: dapo-seed2 was made with other settings: lr=1, lr=2"),
+    ):
+        if holds in ("a checkpoint", "all steps"):
+            with pytest.raises(ValueError, match=words):
+                provenance.check(manifest(steps=2), source, results, planned(2, lr), runs)
+        else:  # it begins anew
+            provenance.check(manifest(steps=2), source, results, planned(2, lr), runs)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "null"])
+def test_damaged_facts_of_a_run_are_named(tmp_path, content):
+    results, runs = Results(tmp_path / "results"), tmp_path / "runs"
+    (run,) = planned(1)
+    make_run(runs / run.name, (2, {"actor/entropy": 0.5}))
+    (runs / run.name / "made_with.json").write_text(content)
+    with pytest.raises(ValueError, match=r"runs/dapo-seed1/made_with.json: "):
+        provenance.check(manifest(steps=2), "abc", results, [run], runs)
 
 
 def test_what_a_run_is_made_with_is_there_before_it_starts(tmp_path):

@@ -1,5 +1,7 @@
 """The configuration that is printed is the one that would run, without what nobody may see."""
 
+import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -140,3 +142,25 @@ def test_verls_folder_is_found_whatever_its_name(tmp_path: Path, monkeypatch: py
     expected = compose_config(["hydra.searchpath=[pkg://verl.trainer.config]"])  # the user's own; imports verl
     monkeypatch.setattr(composition, "find_spec", lambda name: SimpleNamespace(origin=str(package / "__init__.py")))
     assert compose_config([]) == expected
+
+
+@pytest.mark.parametrize("own", [{}, {"TQ_NUM_THREADS": "4", "MINE": "1"}])
+def test_a_users_own_runtime_environment_of_ray_comes_before_the_presets(own: dict[str, str], tmp_path: Path) -> None:
+    program = """
+        import json, sys
+        from omegaconf import OmegaConf
+        from gtpo_verl.configuration.composition import compose_config
+        from gtpo_verl.configuration.preparation import forwarded_variables, set_environment
+        own = json.loads(sys.argv[1])
+        keys = [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}='{value}'" for name, value in own.items()]
+        config = compose_config(["scale=gpu", f"gtpo_verl.run_dir={sys.argv[2]}", *keys])
+        set_environment(config)
+        print(json.dumps({**own, **forwarded_variables(config)}))
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TQ_NUM_THREADS"}
+    command = [sys.executable, "-c", textwrap.dedent(program), json.dumps(own), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert result.returncode == 0, result.stderr
+    forwarded = json.loads(result.stdout.splitlines()[-1])
+    assert forwarded["TQ_NUM_THREADS"] == own.get("TQ_NUM_THREADS", "1")
+    assert forwarded["TOKENIZERS_PARALLELISM"] == "false"

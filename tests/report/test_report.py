@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_the_same_runs_give_the_same_files(runs, tmp_path):
 def test_a_file_that_cannot_be_written_stays_as_it_was(runs, tmp_path, name):
     report(runs[:2], tmp_path / "out")
     before = (tmp_path / "out" / name).read_bytes()
-    (tmp_path / "out" / f"{name}.part").mkdir()
+    (tmp_path / "out" / f"{name}.{os.getpid()}.part").mkdir()
     with pytest.raises(OSError, match="out"):
         report(runs, tmp_path / "out")
     assert (tmp_path / "out" / name).read_bytes() == before
