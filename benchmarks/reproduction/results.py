@@ -84,11 +84,9 @@ class Results:
     def stays(self, run: Planned, runs_dir: Path, steps: int) -> bool:
         """Whether what a run's own folder holds becomes a part of the set: all steps, or a checkpoint to go on from.
         Else the run begins anew."""
-        folder = runs_dir / run.name
-        metrics = folder / METRICS_FILE
-        return (folder / "checkpoints" / TRACKER).exists() or (
-            metrics.exists() and read_lines(metrics).last_step >= steps
-        )
+        metrics = runs_dir / run.name / METRICS_FILE
+        whole = metrics.exists() and read_lines(metrics).last_step >= steps
+        return whole or (runs_dir / run.name / "checkpoints" / TRACKER).exists()
 
     def keep(self, run: Planned, runs_dir: Path, **facts: Any) -> None:
         """Keeps a run's metrics, with the accuracy of each validation prompt, and the facts in its record, in whose

@@ -38,7 +38,8 @@ class RecipeSettings:
             `gtpo-verl preflight` does, and start nothing where a line is red.
         architecture: `model_type` and fields of the transformers configuration of the model that a scale is made for;
             the preflight estimates memory by it where the model itself is not at hand.
-        env: environment variables for the driver and every Ray worker; what the user's shell exports comes first;
+        env: environment variables for the driver and every Ray worker; what the user's shell exports comes first,
+            and in the workers what `ray_kwargs.ray_init.runtime_env` says;
             null: not set by the recipe.
     """
 

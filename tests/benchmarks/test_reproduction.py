@@ -294,30 +294,22 @@ def test_a_finished_set_starts_nothing_and_is_reported(tmp_path, monkeypatch, ca
     assert json.loads((results.folder / "report/report.json").read_text())["sources"] == ["sums"]
 
 
-def test_steps_that_a_killed_start_did_not_put_on_record_are(tmp_path, monkeypatch):
+@pytest.mark.parametrize("says", [True, False], ids=["says its code", "of an earlier version"])
+def test_steps_that_a_killed_start_did_not_put_on_record_are(tmp_path, monkeypatch, says):
     monkeypatch.chdir(tmp_path)
     results = Results(tmp_path / "results")
     scale = Scale(0, 1, seconds_apart=0)
-    given = manifest(steps=2, seeds=[1], alike=["abc"])
+    given = manifest(steps=2, seeds=[1], alike=["abc", "def"])
     (run,) = given.planned(scale)
     make_run(tmp_path / "earlier" / run.name, (1, {"actor/entropy": 0.5}))
     results.keep(run, tmp_path / "earlier", source="abc", revision="r1")
     make_run(tmp_path / "runs/s" / run.name, *((step, {"actor/entropy": 0.5}) for step in (1, 2)))
+    if says:
+        results.begin(run, tmp_path / "runs/s", source="def", revision="r2")
     assert command.reproduce(given, scale, results) == 0
     assert read_lines(results.log(run)).last_step == 2
-    assert results.record()[run.name]["source"] != "abc"  # nobody says what those were made with but this start
-
-
-def test_a_killed_starts_runs_keep_the_code_that_they_were_made_with(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    results = Results(tmp_path / "results")
-    scale = Scale(0, 1, seconds_apart=0)
-    given = manifest(steps=2, seeds=[1], alike=["abc"])
-    (run,) = given.planned(scale)
-    make_run(tmp_path / "runs/s" / run.name, *((step, {"actor/entropy": 0.5}) for step in (1, 2)))
-    results.begin(run, tmp_path / "runs/s", source="abc", revision="r1")
-    assert command.reproduce(given, scale, results) == 0
-    assert {**results.record()[run.name], "source": "abc", "revision": "r1"} == results.record()[run.name]
+    facts = results.record()[run.name]
+    assert ((facts["source"], facts["revision"]) == ("def", "r2")) == says
 
 
 @pytest.mark.parametrize("holds", ["a checkpoint", "all steps", "a step", "nothing"])
