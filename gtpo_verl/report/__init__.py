@@ -23,8 +23,8 @@ def write_report(
     Args:
         runs: run folders, metrics files, or folders of these (`gtpo_verl.report.runs.find_metrics`); runs whose names
             differ only in ``-seed<n>`` are seeds of one algorithm.
-        output: folder for ``curves`` and ``diagnostics`` (PNG and SVG), ``report.html`` and ``report.json``; made if
-            absent.
+        output: folder for ``curves``, ``diagnostics`` and ``differences`` (PNG and SVG), ``report.html`` and
+            ``report.json``; made if absent.
         title: of figures and page.
         console: where the tables go; None for the terminal.
         sources: data sources that validation accuracies are means over; none for all. Those of each stand beside them.
@@ -48,6 +48,9 @@ def write_report(
     output.mkdir(parents=True, exist_ok=True)
     for name, panels in contents.panels.items():
         figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
+    if contents.compared:
+        drawn = figure.draw_differences(contents.runs, contents.comparison, contents.compared, title)
+        figure.save(drawn, output, "differences", marks["differences"])
     numbers = summary.to_json(contents.runs, contents.comparison, contents.sources)
     with whole_file(output / "report.json") as part:
         part.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

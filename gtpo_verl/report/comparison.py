@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,7 @@ class Difference:
         low, high: ends of the 95 % bootstrap interval; None for fewer than `MIN_PAIRS` pairs.
         p: of the exact test that flips the signs of the differences, two-sided; None like the interval.
         p_holm: corrected for all algorithms that are compared in this measure.
+        by_seed: the difference of each pair.
     """
 
     measure: str
@@ -65,6 +66,7 @@ class Difference:
     high: float | None
     p: float | None
     p_holm: float | None = None
+    by_seed: dict[int | None, float] = field(default_factory=dict)
 
     @property
     def differs(self) -> bool | None:
@@ -176,8 +178,11 @@ def _difference(
     seeds = [seed for seed in values if seed in base]
     if not seeds:
         return None
-    by_seed = np.array([values[seed] - base[seed] for seed in seeds])
-    found = Difference(measure.key, group[0].algorithm, len(seeds), 0, float(by_seed.mean()), None, None, None)
+    pairs = {seed: values[seed] - base[seed] for seed in seeds}
+    by_seed = np.array(list(pairs.values()))
+    found = Difference(
+        measure.key, group[0].algorithm, len(seeds), 0, float(by_seed.mean()), None, None, None, by_seed=pairs
+    )
     if len(seeds) < MIN_PAIRS:
         return found
     new, old = ({run.seed: run for run in side} for side in (group, baseline))

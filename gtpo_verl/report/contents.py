@@ -39,6 +39,13 @@ class Contents:
         shown = {name: panel for name, panel in panels.items() if panel}
         return cls(runs, shown, compare(runs, sources), sources)
 
+    @property
+    def compared(self) -> list[Measure]:
+        """The measures of the curves of which two seeds or more have a difference to the baseline."""
+        drawn = {measure.key for measure in self.panels["curves"]}
+        several = {one.measure for one in self.comparison.differences if one.pairs > 1}
+        return [measure for key, measure in self.comparison.measures.items() if key in drawn & several]
+
     def fingerprints(self) -> dict[str, str]:
         """Return, by figure, and as ``report`` for all, what says which values were drawn: a hash of each measure of
         each run. It stands in figures and page, so that these can be held against metrics without being drawn again.
@@ -50,7 +57,11 @@ class Contents:
             }
             for name, panels in self.panels.items()
         }
-        hashed = {name: _sha256(drawn) for name, drawn in [*values.items(), ("report", values)]}
+        differences = [
+            (one.measure, one.algorithm, sorted(one.by_seed.items(), key=str)) for one in self.comparison.differences
+        ]
+        drawn = [*values.items(), ("differences", differences), ("report", values)]
+        hashed = {name: _sha256(one) for name, one in drawn}
         return {name: f"values-sha256:{digest}" for name, digest in hashed.items()}
 
 

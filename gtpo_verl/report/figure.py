@@ -13,9 +13,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from gtpo_verl.report.comparison import Comparison, Difference
 from gtpo_verl.report.curves import Curve
 from gtpo_verl.report.measures import Measure
-from gtpo_verl.report.runs import RunSet, label
+from gtpo_verl.report.runs import BASELINE, RunSet, label
 from gtpo_verl.runtime.whole_file import whole_file
 
 # Okabe and Ito's palette, with a grey and Tol's wine in place of its yellow: the experiment has eight algorithms. Line
@@ -64,6 +65,43 @@ def draw(runs: RunSet, measures: Sequence[Measure], title: str) -> Figure:
     for text in legend.get_texts():
         text.set_parse_math(False)  # a run may be called lr=$1
     return figure
+
+
+def draw_differences(runs: RunSet, comparison: Comparison, measures: Sequence[Measure], title: str) -> Figure:
+    """Draw a panel for each measure: what each algorithm has more than the baseline, seed by seed."""
+    rows, others = -(-len(measures) // _COLUMNS), [name for name in runs.groups if name != BASELINE]
+    figure = Figure(figsize=(11, 0.9 + rows * (0.9 + 0.3 * len(others))), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).flat)
+    for measure, ax in zip(measures, axes, strict=False):
+        ax.axvline(0, color="0.4", linewidth=1)
+        for one in comparison.differences:
+            if one.measure == measure.key:
+                _draw_difference(ax, one, others.index(one.algorithm), list(runs.groups).index(one.algorithm))
+        ax.set_title(measure.title, fontsize=11, parse_math=False)
+        ax.set_xlabel(measure.axis, fontsize=10)
+        ax.tick_params(labelsize=9)
+        ax.grid(alpha=0.25)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(others)), [label(name) for name in others], parse_math=False)
+    axes[0].set_ylim(len(others) - 0.5, -0.5)  # the first one on top
+    for ax in axes[len(measures) :]:
+        ax.set_axis_off()
+    what = (
+        f"minus {label(BASELINE)} at step {comparison.step}; dots: seeds, marker: their mean, line: its 95 % interval"
+    )
+    figure.suptitle(f"{title}\n{what}", fontsize=12, parse_math=False)
+    return figure
+
+
+def _draw_difference(ax: Axes, one: Difference, row: int, index: int) -> None:
+    gid = f"{one.measure}/{one.algorithm}"
+    values = list(one.by_seed.values())
+    ax.plot(values, [row] * len(values), "o", color=colour(index), alpha=0.35, markersize=4, gid=f"{gid}/seeds")
+    if one.low is not None and one.high is not None:
+        ax.plot([one.low, one.high], [row, row], "-|", color=colour(index), linewidth=1.8, gid=f"{gid}/interval")
+    marker = _MARKERS[index % len(_MARKERS)]
+    ax.plot([one.mean], [row], marker, color=colour(index), markersize=7, gid=f"{gid}/mean")
 
 
 def _mean_id(measure: Measure, algorithm: str) -> str:

@@ -14,7 +14,7 @@ from gtpo_verl.report.contents import Contents
 from gtpo_verl.report.curves import Curve
 from gtpo_verl.report.figure import DASHES, colour, y_limits
 from gtpo_verl.report.measures import Measure
-from gtpo_verl.report.runs import Run, RunSet, label
+from gtpo_verl.report.runs import BASELINE, Run, RunSet, label
 from gtpo_verl.report.summary import Summary
 from gtpo_verl.runtime.whole_file import whole_file
 
@@ -39,7 +39,10 @@ def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
     runs = contents.runs
     # Ids of the drawn things that a checkbox shows and hides: by algorithm, and by kind.
     drawn: dict[str, list[str]] = defaultdict(list)
-    script, grids = components({name: _grid(panels, runs, drawn) for name, panels in contents.panels.items()})
+    figures = {name: _grid(panels, runs, drawn) for name, panels in contents.panels.items()}
+    if contents.compared:
+        figures["differences"] = _differences(contents, drawn)
+    script, grids = components(figures)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("gtpo_verl.report").joinpath("page.html.jinja").read_text("utf-8"))
     page = template.render(
@@ -66,6 +69,63 @@ def _grid(measures: Sequence[Measure], runs: RunSet, drawn: dict[str, list[str]]
     steps = Range1d(start=-0.03 * end, end=1.03 * end)
     plots = [_plot(measure, runs, drawn, steps) for measure in measures]
     return gridplot(plots, ncols=_COLUMNS, sizing_mode="stretch_width", toolbar_options={"logo": None})
+
+
+def _differences(contents: Contents, drawn: dict[str, list[str]]) -> Any:
+    from bokeh.layouts import gridplot
+
+    plots = [_plot_difference(contents, measure, drawn) for measure in contents.compared]
+    return gridplot(plots, ncols=_COLUMNS, sizing_mode="stretch_width", toolbar_options={"logo": None})
+
+
+def _plot_difference(contents: Contents, measure: Measure, drawn: dict[str, list[str]]) -> Any:
+    """A row an algorithm: the difference to the baseline of each seed, their mean, its interval."""
+    from bokeh.models import ColumnDataSource, HoverTool, Range1d
+    from bokeh.plotting import figure
+
+    groups = list(contents.runs.groups)
+    rows = [name for name in groups if name != BASELINE]
+    plot = figure(
+        title=measure.title,
+        height=90 + 24 * len(rows),
+        min_width=280,
+        x_axis_label=f"minus {label(BASELINE)}: {measure.axis}",
+        y_range=Range1d(start=len(rows) - 0.5, end=-0.5),  # the first one on top
+        tools="pan,box_zoom,wheel_zoom,reset,save",
+    )
+    plot.yaxis.ticker = list(range(len(rows)))
+    plot.yaxis.major_label_overrides = {row: label(name) for row, name in enumerate(rows)}
+    plot.vspan(x=[0], color="#666666")
+    seeds: list[Any] = []
+    means: list[Any] = []
+    for one in contents.comparison.differences:
+        if one.measure != measure.key:
+            continue
+        shade, row = colour(groups.index(one.algorithm)), rows.index(one.algorithm)
+        named = [("no seed" if seed is None else f"seed {seed}") for seed in one.by_seed]
+        dots = ColumnDataSource({"x": list(one.by_seed.values()), "y": [row] * one.pairs, "seed": named})
+        seeds.append(plot.scatter("x", "y", source=dots, color=shade, alpha=0.35, size=6))
+        mean = ColumnDataSource(
+            {
+                "x": [one.mean],
+                "y": [row],
+                "low": [one.low],
+                "high": [one.high],
+                "interval": ["-" if one.low is None else f"{one.low:+.4f} to {one.high:+.4f}"],
+                "pairs": [one.pairs],
+                "algorithm": [label(one.algorithm)],
+            }
+        )
+        means.append(plot.scatter("x", "y", source=mean, color=shade, size=9))
+        shown = [seeds[-1], means[-1]]
+        if one.low is not None:
+            shown.append(plot.segment("low", "y", "high", "y", source=mean, color=shade, line_width=2))
+        drawn[f"algorithm {one.algorithm}"] += [renderer.id for renderer in shown]
+    hints = [("", "@algorithm"), ("mean", "@x{+0.0000}"), ("95 % interval", "@interval"), ("pairs", "@pairs")]
+    plot.add_tools(
+        HoverTool(renderers=means, tooltips=hints), HoverTool(renderers=seeds, tooltips="@seed: @x{+0.0000}")
+    )
+    return plot
 
 
 def _plot(measure: Measure, runs: RunSet, drawn: dict[str, list[str]], steps: Any) -> Any:

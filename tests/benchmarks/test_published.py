@@ -175,7 +175,8 @@ def test_other_metrics_than_those_drawn_are_found(folder):
 
     found = found_after(folder, change)
     assert [fault for fault in found if "drawn" in fault] == [
-        f"{name} was drawn from other values" for name in ("curves.png", "curves.svg", "report.html")
+        f"{name} was drawn from other values"
+        for name in ("curves.png", "curves.svg", "differences.png", "differences.svg", "report.html")
     ]
     assert any(fault.startswith("report.json: .finals") for fault in found)
 

@@ -64,6 +64,8 @@ def test_pairing_by_seed_finds_what_the_spread_of_seeds_hides():
     assert found.mean == pytest.approx(0.02, abs=0.005)
     assert 0 < found.low < found.mean < found.high < 0.04
     assert found.p == pytest.approx(2 / 2**8)
+    assert list(found.by_seed) == list(range(8))
+    assert found.mean == pytest.approx(np.mean(list(found.by_seed.values())))
     # The intervals of both algorithms' own means overlap.
     dapo, gtpo = (only(compared.finals, measure="mean@32", algorithm=name) for name in ("dapo", "gtpo_v1"))
     assert dapo.high > gtpo.low

@@ -27,7 +27,7 @@ TEXT = """(function text(node) {
 def page(files, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     for algorithm, entropy in (("dapo", 0.2), ("gtpo_v1", 0.6)):
-        for seed in (1, 2):
+        for seed in (1, 2, 3):
             last = 6 if (algorithm, seed) == ("gtpo_v1", 2) else 12
             lines = [
                 files.training(step, entropy=entropy + seed / 50 + step / 100, **{"timing_s/step": 3.0})
@@ -51,16 +51,20 @@ def tab(page: Path, tmp_path: Path) -> Iterator[Browser]:
         opened.close()
 
 
-def first_plot(tab: Browser) -> dict:
-    """Where the first figure is."""
+def plot(tab: Browser, number: int) -> dict:
+    """Where a figure is; negative numbers count from the last one."""
     return tab.evaluate(
-        """(() => {
-          const find = node => [...node.querySelectorAll("*")].map(
-            one => one.classList.contains("bk-Figure") ? one : one.shadowRoot && find(one.shadowRoot)).find(Boolean)
-          const {x, y, width, height} = find(document).getBoundingClientRect()
-          return {x: x + scrollX, y: y + scrollY, width, height}
-        })()"""
+        f"""(() => {{
+          const find = node => [...node.querySelectorAll("*")].flatMap(
+            one => one.classList.contains("bk-Figure") ? [one] : one.shadowRoot ? find(one.shadowRoot) : [])
+          const {{x, y, width, height}} = find(document).at({number}).getBoundingClientRect()
+          return {{x: x + scrollX, y: y + scrollY, width, height}}
+        }})()"""
     )
+
+
+def first_plot(tab: Browser) -> dict:
+    return plot(tab, 0)
 
 
 def pixels(image: Image.Image, algorithm: int) -> int:
@@ -91,7 +95,7 @@ def test_it_opens_without_a_network_and_draws_every_algorithm(tab: Browser, page
     text = " ".join(tab.evaluate("document.body.innerText").split())
     assert "<Title> & more" in text
     assert "gtpo_v1-seed2 at step 6 of 12" in text
-    assert re.search(r"reward DAPO 0\.500 0\.500 0\.500 to 0\.500 2 of 2", text)
+    assert re.search(r"reward DAPO 0\.500 0\.500 0\.500 to 0\.500 3 of 3", text)
     assert tab.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
@@ -103,6 +107,27 @@ def test_a_checkbox_hides_an_algorithm_and_shows_it_again(tab: Browser) -> None:
     assert pixels(hidden, DAPO) > 100
     click_on(tab, "algorithm gtpo_v1")
     assert pixels(tab.screenshot(first_plot(tab)), GTPO) == pixels(before, GTPO)
+    assert tab.complaints == []
+
+
+def test_differences_are_drawn_and_said(tab: Browser) -> None:
+    entropy = plot(tab, -2)
+    scrolled = tab.evaluate(f"(scrollTo(0, {entropy['y']} - 200), scrollY)")
+
+    def said() -> re.Match | None:
+        text = " ".join(tab.evaluate(TEXT).split())
+        return re.search(r"GTPO v1 ?mean: ?\+0\.4000 ?95 % interval: ?- ?pairs: ?2", text)
+
+    # Along the only row, which is in the middle of what is above the axis, until the mean is met.
+    for x in range(int(0.8 * entropy["width"]), int(entropy["width"]), 2):
+        tab.mouse("mouseMoved", entropy["x"] + x, entropy["y"] + 47 - scrolled)
+        if said():
+            break
+    assert said(), tab.evaluate(TEXT)
+    tab.mouse("mouseMoved", 1, 1)
+    assert pixels(tab.screenshot(entropy), GTPO) > 20
+    click_on(tab, "algorithm gtpo_v1")
+    assert pixels(tab.screenshot(entropy), GTPO) == 0
     assert tab.complaints == []
 
 
@@ -126,7 +151,9 @@ def test_the_mouse_says_mean_interval_and_seeds(tab: Browser) -> None:
         tab.mouse("mouseMoved", box["x"] + part * box["width"], box["y"] + 0.5 * box["height"])
     tab.wait_until(f"/95 % interval/.test({TEXT}.replace(/<style.*/, ''))", timeout=10)
     text = " ".join(tab.evaluate(TEXT).split())
-    assert re.search(r"GTPO v1 ?step: ?\d+ ?mean: ?0\.6\d+ ?95 % interval: ?-?0\.\d+ to \d\.\d+ ?seeds: ?2", text), text
+    assert re.search(r"GTPO v1 ?step: ?\d+ ?mean: ?0\.6\d+ ?95 % interval: ?-?0\.\d+ to \d\.\d+ ?seeds: ?[23]", text), (
+        text
+    )
     assert tab.complaints == []
 
 

@@ -10,6 +10,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from gtpo_verl.report import figure, measures, write_report
+from gtpo_verl.report.contents import Contents
 from gtpo_verl.report.metrics_log import MetricsError
 from gtpo_verl.report.runs import read_runs
 from gtpo_verl.report.summary import Summary, TextTable, show
@@ -139,6 +140,56 @@ def test_the_axis_holds_every_seed_and_not_the_band(runs):
     assert 0.23 < high < 0.25
 
 
+@pytest.fixture
+def two_methods(files, tmp_path):
+    """Eight seeds of the first method, three of the second, which differ from DAPO by seed."""
+    gains = {"dapo": dict.fromkeys(range(8), 0.0)}
+    gains |= {"gtpo_v1": {seed: 0.01 * seed for seed in range(8)}, "lr=$1$ $x": {1: -0.03, 2: 0.0, 3: 0.03}}
+    for algorithm, of_seeds in gains.items():
+        for seed, gain in of_seeds.items():
+            lines = run_lines(files, gain, seed)
+            files.write_run(tmp_path / f"runs/{algorithm}-seed{seed}", *lines, planned=12)
+    return Contents.of([tmp_path / "runs"])
+
+
+def test_differences_show_each_seed_their_mean_and_the_interval(two_methods):
+    shown = figure.draw_differences(two_methods.runs, two_methods.comparison, two_methods.compared, "Title $1")
+    assert [ax.get_title() for ax in shown.axes] == [
+        "Validation accuracy, mean of 8",
+        "Validation accuracy, best of 8",
+        "Validation accuracy, best of 4",
+        "Training reward",
+        "Policy entropy",
+        "Response length",
+    ]
+    mean = shown.axes[0]
+    assert [text.get_text() for text in mean.get_yticklabels()] == ["GTPO v1", "lr=$1$ $x"]
+    assert mean.get_ylim()[0] > mean.get_ylim()[1]
+    dots = {name: line.get_xydata() for name, line in differences(mean, "seeds").items()}
+    assert dots["gtpo_v1"] == pytest.approx(np.array([[0.01 * seed, 0] for seed in range(8)]), abs=1e-9)
+    assert dots["lr=$1$ $x"] == pytest.approx(np.array([[-0.03, 1], [0, 1], [0.03, 1]]), abs=1e-9)
+    assert [line.get_xdata()[0] for line in differences(mean, "mean").values()] == pytest.approx([0.035, 0], abs=1e-9)
+    # Three pairs have no interval.
+    (interval,) = differences(mean, "interval").values()
+    compared = next(one for one in two_methods.comparison.differences if one.measure == "mean@8")
+    assert list(interval.get_xdata()) == [compared.low, compared.high]
+    assert "minus DAPO at step 12" in shown.get_suptitle()
+
+
+def differences(ax, kind):
+    """By algorithm; the first line of a panel is that of no difference."""
+    found = [(line.get_gid().split("/"), line) for line in ax.lines[1:]]
+    return {algorithm: line for (_, algorithm, of), line in found if of == kind}
+
+
+@pytest.mark.parametrize("kept", [("gtpo_v1",), ("dapo",), ("dapo-seed1", "gtpo_v1-seed1")])
+def test_without_pairs_there_are_no_differences(runs, tmp_path, kept):
+    folder, shown = report([run for run in runs if run.name.startswith(kept)], tmp_path / "report")
+    assert "Minus" not in shown
+    assert not (folder / "differences.svg").exists()
+    assert "<h2>Differences</h2>" not in (folder / "report.html").read_text()
+
+
 def test_what_was_not_logged_is_said(files, tmp_path):
     run = files.write_run(tmp_path / "dapo", files.training(1))
     shown = drawn([run]).axes
@@ -152,6 +203,8 @@ def test_files(runs, tmp_path):
         "curves.svg",
         "diagnostics.png",
         "diagnostics.svg",
+        "differences.png",
+        "differences.svg",
         "report.html",
         "report.json",
     ]
@@ -161,13 +214,15 @@ def test_files(runs, tmp_path):
 
 def test_the_same_runs_give_the_same_files(runs, tmp_path):
     first, second = (report(runs, tmp_path / name)[0] for name in "ab")
-    for name in ("curves.svg", "curves.png", "report.json"):
+    for name in ("curves.svg", "curves.png", "differences.svg", "report.json"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["curves.png", "curves.svg", "diagnostics.png", "report.json", "report.html"])
+@pytest.mark.parametrize(
+    "name", ["curves.png", "curves.svg", "diagnostics.png", "differences.svg", "report.json", "report.html"]
+)
 def test_a_file_that_cannot_be_written_stays_as_it_was(runs, tmp_path, name):
-    report(runs[:2], tmp_path / "out")
+    report(runs[:5], tmp_path / "out")
     before = (tmp_path / "out" / name).read_bytes()
     (tmp_path / "out" / f"{name}.{os.getpid()}.part").mkdir()
     with pytest.raises(OSError, match="out"):
@@ -185,6 +240,7 @@ def test_numbers(runs, cut_off, tmp_path):
     difference = next(one for one in numbers["differences"] if one["measure"] == "mean@8")
     assert difference["mean"] == pytest.approx(0.01)
     assert (difference["pairs"], difference["low"], difference["differs"]) == (3, None, None)
+    assert difference["by_seed"] == pytest.approx({"1": 0.01, "2": 0.01, "3": 0.01})
 
 
 def test_the_terminal_has_the_tables_and_what_ended_early(runs, cut_off, tmp_path):
