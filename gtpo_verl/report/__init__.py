@@ -49,8 +49,12 @@ def write_report(
     for name, panels in contents.panels.items():
         figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
     if contents.compared:
-        drawn = figure.draw_differences(contents.runs, contents.comparison, contents.compared, title)
+        order = list(contents.runs.groups)
+        drawn = figure.draw_differences(contents.comparison, contents.compared, order, title)
         figure.save(drawn, output, "differences", marks["differences"])
+    for name in {"diagnostics", "differences"} - {*contents.panels, *(["differences"] if contents.compared else [])}:
+        for kind in ("png", "svg"):  # of an earlier report
+            (output / f"{name}.{kind}").unlink(missing_ok=True)
     numbers = summary.to_json(contents.runs, contents.comparison, contents.sources)
     with whole_file(output / "report.json") as part:
         part.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

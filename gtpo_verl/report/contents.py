@@ -57,8 +57,11 @@ class Contents:
             }
             for name, panels in self.panels.items()
         }
+        compared = {measure.key for measure in self.compared}
         differences = [
-            (one.measure, one.algorithm, sorted(one.by_seed.items(), key=str)) for one in self.comparison.differences
+            (one.measure, one.algorithm, sorted(one.by_seed.items(), key=str))
+            for one in self.comparison.differences
+            if one.measure in compared
         ]
         drawn = [*values.items(), ("differences", differences), ("report", values)]
         hashed = {name: _sha256(one) for name, one in drawn}

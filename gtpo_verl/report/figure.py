@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gtpo_verl.report.comparison import Comparison, Difference
+from gtpo_verl.report.comparison import MIN_PAIRS, Comparison, Difference
 from gtpo_verl.report.curves import Curve
 from gtpo_verl.report.measures import Measure
 from gtpo_verl.report.runs import BASELINE, RunSet, label
@@ -26,6 +26,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#9
 DASHES = ((), (6, 3), (6, 2, 2, 2), (2, 2))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "<", ">")
 _COLUMNS = 3
+_LABEL = 30  # characters beside a panel
 
 
 def colour(index: int) -> str:
@@ -67,31 +68,59 @@ def draw(runs: RunSet, measures: Sequence[Measure], title: str) -> Figure:
     return figure
 
 
-def draw_differences(runs: RunSet, comparison: Comparison, measures: Sequence[Measure], title: str) -> Figure:
-    """Draw a panel for each measure: what each algorithm has more than the baseline, seed by seed."""
-    rows, others = -(-len(measures) // _COLUMNS), [name for name in runs.groups if name != BASELINE]
-    figure = Figure(figsize=(11, 0.9 + rows * (0.9 + 0.3 * len(others))), layout="constrained")
+def draw_differences(comparison: Comparison, measures: Sequence[Measure], order: Sequence[str], title: str) -> Figure:
+    """Draw a panel for each measure, and in it a row for each algorithm that has a difference to the baseline.
+
+    Args:
+        order: all algorithms, in that of their colours.
+    """
+    names = compared_algorithms(comparison, measures)
+    rows = -(-len(measures) // _COLUMNS)
+    figure = Figure(figsize=(11, 0.9 + rows * (0.9 + 0.3 * len(names))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True).flat)
     for measure, ax in zip(measures, axes, strict=False):
         ax.axvline(0, color="0.4", linewidth=1)
         for one in comparison.differences:
             if one.measure == measure.key:
-                _draw_difference(ax, one, others.index(one.algorithm), list(runs.groups).index(one.algorithm))
+                _draw_difference(ax, one, names.index(one.algorithm), order.index(one.algorithm))
         ax.set_title(measure.title, fontsize=11, parse_math=False)
         ax.set_xlabel(measure.axis, fontsize=10)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         ax.tick_params(labelsize=9)
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(others)), [label(name) for name in others], parse_math=False)
-    axes[0].set_ylim(len(others) - 0.5, -0.5)  # the first one on top
+    axes[0].set_yticks(range(len(names)), [short_label(name) for name in names])
+    axes[0].set_ylim(len(names) - 0.5, -0.5)  # the first one on top
+    for ax in axes[::_COLUMNS]:  # the axis is one, its labels are not
+        for text in ax.get_yticklabels():
+            text.set_parse_math(False)
     for ax in axes[len(measures) :]:
         ax.set_axis_off()
-    what = (
-        f"minus {label(BASELINE)} at step {comparison.step}; dots: seeds, marker: their mean, line: its 95 % interval"
-    )
-    figure.suptitle(f"{title}\n{what}", fontsize=12, parse_math=False)
+    figure.suptitle(f"{title}\n{differences_text(comparison, measures)}", fontsize=12, parse_math=False)
     return figure
+
+
+def compared_algorithms(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
+    """Return the algorithms that have a difference in one of these measures."""
+    keys = {measure.key for measure in measures}
+    return list(dict.fromkeys(one.algorithm for one in comparison.differences if one.measure in keys))
+
+
+def differences_text(comparison: Comparison, measures: Sequence[Measure]) -> str:
+    """Return what the figure of differences shows, and of which step."""
+    keys = {measure.key for measure in measures}
+    have = {one.low is not None for one in comparison.differences if one.measure in keys}
+    some = f", where there are {MIN_PAIRS} or more" if False in have else ""
+    interval = f"; line: its 95 % interval{some}" if True in have else ""
+    at = f"{comparison.step} of {comparison.end}" if comparison.step < comparison.end else comparison.step
+    return f"minus {label(BASELINE)} at step {at}; dots: seeds; marker: their mean{interval}"
+
+
+def short_label(algorithm: str) -> str:
+    """Return a label that leaves room for what it stands beside; the tables have the whole name."""
+    name = label(algorithm)
+    return name if len(name) <= _LABEL else f"{name[: _LABEL // 2]}…{name[-(_LABEL // 2) + 1 :]}"
 
 
 def _draw_difference(ax: Axes, one: Difference, row: int, index: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gtpo_verl.report.contents import Contents
 from gtpo_verl.report.curves import Curve
-from gtpo_verl.report.figure import DASHES, colour, y_limits
+from gtpo_verl.report.figure import DASHES, colour, compared_algorithms, differences_text, short_label, y_limits
 from gtpo_verl.report.measures import Measure
 from gtpo_verl.report.runs import BASELINE, Run, RunSet, label
 from gtpo_verl.report.summary import Summary
@@ -43,6 +43,7 @@ def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
     if contents.compared:
         figures["differences"] = _differences(contents, drawn)
     script, grids = components(figures)
+    said = differences_text(contents.comparison, contents.compared)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("gtpo_verl.report").joinpath("page.html.jinja").read_text("utf-8"))
     page = template.render(
@@ -55,6 +56,7 @@ def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
         library=Resources(mode="inline", components=["bokeh"]).render_js(),
         script=script,
         grids=grids,
+        captions={"differences": f"{said[0].upper()}{said[1:]}."},
     )
     with whole_file(path) as part:
         part.write_text(page, encoding="utf-8")
@@ -80,21 +82,24 @@ def _differences(contents: Contents, drawn: dict[str, list[str]]) -> Any:
 
 def _plot_difference(contents: Contents, measure: Measure, drawn: dict[str, list[str]]) -> Any:
     """A row an algorithm: the difference to the baseline of each seed, their mean, its interval."""
-    from bokeh.models import ColumnDataSource, HoverTool, Range1d
+    from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, PlainText, Range1d
     from bokeh.plotting import figure
 
-    groups = list(contents.runs.groups)
-    rows = [name for name in groups if name != BASELINE]
+    groups, rows = list(contents.runs.groups), compared_algorithms(contents.comparison, contents.compared)
     plot = figure(
         title=measure.title,
         height=90 + 24 * len(rows),
         min_width=280,
         x_axis_label=f"minus {label(BASELINE)}: {measure.axis}",
+        x_range=DataRange1d(only_visible=True),
         y_range=Range1d(start=len(rows) - 0.5, end=-0.5),  # the first one on top
         tools="pan,box_zoom,wheel_zoom,reset,save",
     )
     plot.yaxis.ticker = list(range(len(rows)))
-    plot.yaxis.major_label_overrides = {row: label(name) for row, name in enumerate(rows)}
+    plot.yaxis.major_label_overrides = {
+        row: PlainText(short_label(name))  # type: ignore[arg-type]
+        for row, name in enumerate(rows)
+    }
     plot.vspan(x=[0], color="#666666")
     seeds: list[Any] = []
     means: list[Any] = []
@@ -117,13 +122,16 @@ def _plot_difference(contents: Contents, measure: Measure, drawn: dict[str, list
             }
         )
         means.append(plot.scatter("x", "y", source=mean, color=shade, size=9))
-        shown = [seeds[-1], means[-1]]
+        intervals = []
         if one.low is not None:
-            shown.append(plot.segment("low", "y", "high", "y", source=mean, color=shade, line_width=2))
-        drawn[f"algorithm {one.algorithm}"] += [renderer.id for renderer in shown]
+            intervals.append(plot.segment("low", "y", "high", "y", source=mean, color=shade, line_width=2))
+        drawn[f"algorithm {one.algorithm}"] += [renderer.id for renderer in (seeds[-1], means[-1], *intervals)]
+        drawn["kind mean"].append(means[-1].id)
+        drawn["kind band"] += [renderer.id for renderer in intervals]
     hints = [("", "@algorithm"), ("mean", "@x{+0.0000}"), ("95 % interval", "@interval"), ("pairs", "@pairs")]
     plot.add_tools(
-        HoverTool(renderers=means, tooltips=hints), HoverTool(renderers=seeds, tooltips="@seed: @x{+0.0000}")
+        HoverTool(renderers=means, tooltips=hints, attachment="above"),
+        HoverTool(renderers=seeds, tooltips="@seed: @x{+0.0000}", attachment="below"),
     )
     return plot
 

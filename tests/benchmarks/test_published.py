@@ -36,9 +36,8 @@ def faults(folder):
     numbers = folder / "report/report.json"
     contents = Contents.of([folder], json.loads(numbers.read_text()).get("sources", ()) if numbers.exists() else ())
     marks = contents.fingerprints()
-    found = [
-        f"{name} is missing" for name in ("curves.svg", "report.json") if folder / "report" / name not in published
-    ]
+    wanted = ["curves.svg", *(["differences.svg"] if contents.compared else []), "report.json"]
+    found = [f"{name} is missing" for name in wanted if folder / "report" / name not in published]
     for path in published:
         if path.name == "report.json":
             numbers = json.loads(json.dumps(to_json(contents.runs, contents.comparison, contents.sources)))
@@ -220,5 +219,6 @@ def test_figures_without_their_origin_and_missing_ones_are_found(folder):
 def test_logs_without_a_report_are_found(folder):
     assert found_after(folder, lambda: shutil.rmtree(folder / "report")) == [
         "curves.svg is missing",
+        "differences.svg is missing",
         "report.json is missing",
     ]

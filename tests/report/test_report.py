@@ -140,11 +140,15 @@ def test_the_axis_holds_every_seed_and_not_the_band(runs):
     assert 0.23 < high < 0.25
 
 
+# Twice a subscript, which matplotlib's formulas refuse; and longer than there is room for.
+ODD = "a$_b_c$" + "x" * 100
+
+
 @pytest.fixture
 def two_methods(files, tmp_path):
     """Eight seeds of the first method, three of the second, which differ from DAPO by seed."""
     gains = {"dapo": dict.fromkeys(range(8), 0.0)}
-    gains |= {"gtpo_v1": {seed: 0.01 * seed for seed in range(8)}, "lr=$1$ $x": {1: -0.03, 2: 0.0, 3: 0.03}}
+    gains |= {"gtpo_v1": {seed: 0.01 * seed for seed in range(8)}, ODD: {1: -0.03, 2: 0.0, 3: 0.03}}
     for algorithm, of_seeds in gains.items():
         for seed, gain in of_seeds.items():
             lines = run_lines(files, gain, seed)
@@ -152,8 +156,10 @@ def two_methods(files, tmp_path):
     return Contents.of([tmp_path / "runs"])
 
 
-def test_differences_show_each_seed_their_mean_and_the_interval(two_methods):
-    shown = figure.draw_differences(two_methods.runs, two_methods.comparison, two_methods.compared, "Title $1")
+def test_differences_show_each_seed_their_mean_and_the_interval(two_methods, tmp_path):
+    shown = figure.draw_differences(
+        two_methods.comparison, two_methods.compared, list(two_methods.runs.groups), "Title $1"
+    )
     assert [ax.get_title() for ax in shown.axes] == [
         "Validation accuracy, mean of 8",
         "Validation accuracy, best of 8",
@@ -163,17 +169,21 @@ def test_differences_show_each_seed_their_mean_and_the_interval(two_methods):
         "Response length",
     ]
     mean = shown.axes[0]
-    assert [text.get_text() for text in mean.get_yticklabels()] == ["GTPO v1", "lr=$1$ $x"]
+    for row in (mean, shown.axes[3]):
+        assert [text.get_text() for text in row.get_yticklabels()] == ["a$_b_c$xxxxxxxx…xxxxxxxxxxxxxx", "GTPO v1"]
     assert mean.get_ylim()[0] > mean.get_ylim()[1]
     dots = {name: line.get_xydata() for name, line in differences(mean, "seeds").items()}
-    assert dots["gtpo_v1"] == pytest.approx(np.array([[0.01 * seed, 0] for seed in range(8)]), abs=1e-9)
-    assert dots["lr=$1$ $x"] == pytest.approx(np.array([[-0.03, 1], [0, 1], [0.03, 1]]), abs=1e-9)
-    assert [line.get_xdata()[0] for line in differences(mean, "mean").values()] == pytest.approx([0.035, 0], abs=1e-9)
+    assert dots["gtpo_v1"] == pytest.approx(np.array([[0.01 * seed, 1] for seed in range(8)]), abs=1e-9)
+    assert dots[ODD] == pytest.approx(np.array([[-0.03, 0], [0, 0], [0.03, 0]]), abs=1e-9)
+    assert [line.get_xdata()[0] for line in differences(mean, "mean").values()] == pytest.approx([0, 0.035], abs=1e-9)
     # Three pairs have no interval.
     (interval,) = differences(mean, "interval").values()
-    compared = next(one for one in two_methods.comparison.differences if one.measure == "mean@8")
+    found = two_methods.comparison.differences
+    compared = next(one for one in found if (one.measure, one.algorithm) == ("mean@8", "gtpo_v1"))
     assert list(interval.get_xdata()) == [compared.low, compared.high]
-    assert "minus DAPO at step 12" in shown.get_suptitle()
+    said = "minus DAPO at step 12; dots: seeds; marker: their mean; line: its 95 % interval, where there are 6 or more"
+    assert shown.get_suptitle().endswith(said)
+    figure.save(shown, tmp_path, "differences", "description")
 
 
 def differences(ax, kind):
@@ -182,8 +192,20 @@ def differences(ax, kind):
     return {algorithm: line for (_, algorithm, of), line in found if of == kind}
 
 
+def test_what_no_interval_or_not_the_end_is_said_of(files, tmp_path):
+    for algorithm, seed in (("dapo", 1), ("dapo", 2), ("gtpo_v1", 1), ("gtpo_v1", 2), ("gtpo_v2", 3)):
+        lines = run_lines(files, 0.01, seed, last=8)
+        files.write_run(tmp_path / f"runs/{algorithm}-seed{seed}", *lines, planned=12)
+    contents = Contents.of([tmp_path / "runs"])
+    said = figure.differences_text(contents.comparison, contents.compared)
+    assert said == "minus DAPO at step 8 of 12; dots: seeds; marker: their mean"
+    # No row for what has no pair.
+    assert figure.compared_algorithms(contents.comparison, contents.compared) == ["gtpo_v1"]
+
+
 @pytest.mark.parametrize("kept", [("gtpo_v1",), ("dapo",), ("dapo-seed1", "gtpo_v1-seed1")])
-def test_without_pairs_there_are_no_differences(runs, tmp_path, kept):
+def test_without_pairs_there_are_no_differences_nor_those_of_an_earlier_report(runs, tmp_path, kept):
+    report(runs, tmp_path / "report")
     folder, shown = report([run for run in runs if run.name.startswith(kept)], tmp_path / "report")
     assert "Minus" not in shown
     assert not (folder / "differences.svg").exists()
