@@ -46,13 +46,13 @@ def write_report(
     said = summary.summarize(contents.runs, contents.comparison, contents.sources)
     marks = contents.fingerprints()
     output.mkdir(parents=True, exist_ok=True)
-    for name, panels in contents.panels.items():
-        figure.save(figure.draw(contents.runs, panels, title), output, name, marks[name])
+    figures = {name: figure.draw(contents.runs, panels, title) for name, panels in contents.panels.items()}
     if contents.compared:
         order = list(contents.runs.groups)
-        drawn = figure.draw_differences(contents.comparison, contents.compared, order, title)
-        figure.save(drawn, output, "differences", marks["differences"])
-    for name in {"diagnostics", "differences"} - {*contents.panels, *(["differences"] if contents.compared else [])}:
+        figures["differences"] = figure.draw_differences(contents.comparison, contents.compared, order, title)
+    for name, drawn in figures.items():
+        figure.save(drawn, output, name, marks[name])
+    for name in {"diagnostics", "differences"} - figures.keys():
         for kind in ("png", "svg"):  # of an earlier report
             (output / f"{name}.{kind}").unlink(missing_ok=True)
     numbers = summary.to_json(contents.runs, contents.comparison, contents.sources)
