@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,24 +49,27 @@ class Difference:
     """An algorithm's final value minus the baseline's, in one measure, over the seeds that both have.
 
     Attributes:
-        pairs: number of seeds.
+        by_seed: the difference of each pair.
         prompts: how many prompts were resampled beside the seeds; 0: seeds alone.
         low, high: ends of the 95 % bootstrap interval; None for fewer than `MIN_PAIRS` pairs.
         p: of the exact test that flips the signs of the differences, two-sided; None like the interval.
         p_holm: corrected for all algorithms that are compared in this measure.
-        by_seed: the difference of each pair.
     """
 
     measure: str
     algorithm: str
-    pairs: int
+    by_seed: dict[int | None, float]
     prompts: int
     mean: float
     low: float | None
     high: float | None
     p: float | None
     p_holm: float | None = None
-    by_seed: dict[int | None, float] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> int:
+        """How many seeds both have."""
+        return len(self.by_seed)
 
     @property
     def differs(self) -> bool | None:
@@ -180,9 +183,7 @@ def _difference(
         return None
     pairs = {seed: values[seed] - base[seed] for seed in seeds}
     by_seed = np.array(list(pairs.values()))
-    found = Difference(
-        measure.key, group[0].algorithm, len(seeds), 0, float(by_seed.mean()), None, None, None, by_seed=pairs
-    )
+    found = Difference(measure.key, group[0].algorithm, pairs, 0, float(by_seed.mean()), None, None, None)
     if len(seeds) < MIN_PAIRS:
         return found
     new, old = ({run.seed: run for run in side} for side in (group, baseline))

@@ -84,12 +84,9 @@ def draw_differences(comparison: Comparison, measures: Sequence[Measure], order:
         for one in comparison.differences:
             if one.measure == measure.key:
                 _draw_difference(ax, one, names.index(one.algorithm), order.index(one.algorithm))
-        ax.set_title(measure.title, fontsize=11, parse_math=False)
         ax.set_xlabel(measure.axis, fontsize=10)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
-        ax.tick_params(labelsize=9)
-        ax.grid(alpha=0.25)
-        ax.spines[["top", "right"]].set_visible(False)
+        _finish(ax, measure)
     axes[0].set_yticks(range(len(names)), [short_label(name) for name in names])
     axes[0].set_ylim(len(names) - 0.5, -0.5)  # the first one on top
     for ax in axes[::_COLUMNS]:  # the axis is one, its labels are not
@@ -179,10 +176,14 @@ def _draw_panel(ax: Axes, measure: Measure, runs: RunSet) -> None:
     else:
         ax.text(0.5, 0.5, "not logged", transform=ax.transAxes, ha="center", va="center", fontsize=11, color="0.4")
         ax.set_yticks([])
-    ax.set_title(measure.title, fontsize=11, parse_math=False)
     ax.set_ylabel(measure.axis, fontsize=10)
     ax.set_xlabel("training step", fontsize=10)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    _finish(ax, measure)
+
+
+def _finish(ax: Axes, measure: Measure) -> None:
+    ax.set_title(measure.title, fontsize=11, parse_math=False)
     ax.tick_params(labelsize=9)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

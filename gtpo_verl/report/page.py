@@ -41,7 +41,8 @@ def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
     drawn: dict[str, list[str]] = defaultdict(list)
     figures = {name: _grid(panels, runs, drawn) for name, panels in contents.panels.items()}
     if contents.compared:
-        figures["differences"] = _differences(contents, drawn)
+        plots = [_plot_difference(contents, measure, drawn) for measure in contents.compared]
+        figures["differences"] = _laid_out(plots)
     script, grids = components(figures)
     said = differences_text(contents.comparison, contents.compared)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -63,20 +64,17 @@ def write(contents: Contents, summary: Summary, title: str, path: Path) -> None:
 
 
 def _grid(measures: Sequence[Measure], runs: RunSet, drawn: dict[str, list[str]]) -> Any:
-    from bokeh.layouts import gridplot
     from bokeh.models import Range1d
 
     # All figures of a grid show the same steps, also after zooming.
     end = max(runs.end_of(run) for run in runs.runs)
     steps = Range1d(start=-0.03 * end, end=1.03 * end)
-    plots = [_plot(measure, runs, drawn, steps) for measure in measures]
-    return gridplot(plots, ncols=_COLUMNS, sizing_mode="stretch_width", toolbar_options={"logo": None})
+    return _laid_out([_plot(measure, runs, drawn, steps) for measure in measures])
 
 
-def _differences(contents: Contents, drawn: dict[str, list[str]]) -> Any:
+def _laid_out(plots: list[Any]) -> Any:
     from bokeh.layouts import gridplot
 
-    plots = [_plot_difference(contents, measure, drawn) for measure in contents.compared]
     return gridplot(plots, ncols=_COLUMNS, sizing_mode="stretch_width", toolbar_options={"logo": None})
 
 

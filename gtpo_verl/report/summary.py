@@ -68,7 +68,7 @@ def to_json(runs: RunSet, comparison: Comparison, sources: Sequence[str] = ()) -
             for run in runs.runs
         ],
         "finals": [asdict(final) for final in comparison.finals],
-        "differences": [{**asdict(one), "differs": one.differs} for one in comparison.differences],
+        "differences": [{**asdict(one), "pairs": one.pairs, "differs": one.differs} for one in comparison.differences],
     }
 
 

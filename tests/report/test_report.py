@@ -308,7 +308,8 @@ def test_a_cut_off_line_is_said(files, tmp_path):
     assert "its metrics are cut off" in (folder / "report.html").read_text()
 
 
-def test_a_single_run_is_enough(files, tmp_path):
+def test_a_single_run_is_enough(files, tmp_path, runs):
+    report(runs, tmp_path / "report")  # an earlier one, of which no figure stays that this one does not draw
     folder, shown = report([files.write_run(tmp_path / "dapo", files.training(1))], tmp_path / "report")
     assert "Minus" not in shown
     assert not (folder / "diagnostics.svg").exists()
