@@ -3,12 +3,14 @@
     VERL_PLATFORM=cpu OMP_NUM_THREADS=1 python -m benchmarks.transfer_queue --csv out.csv
 
 Real TransferQueue over a Ray of its own; rows as verl's agent loops put them, and every fetch and put of a step of GTPO
-with one rank, in the order in which trainer and worker make them, in one process. Both ways take turns.
+with one rank, in the order in which trainer and worker make them, in one process, with verl's handles of the batch
+translated, divided and put together again as in its calls to workers. Both ways take turns.
 """
 
 import argparse
 import csv
 import datetime
+import pickle
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ import transfer_queue
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.protocol import BatchData
 from verl.trainer.ppo.v1 import trainer_base
 from verl.utils import transferqueue_utils
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -50,7 +53,10 @@ def main() -> None:
 
     keeping = transfer.keep_columns(trainer_base)
     fetch: Any = transferqueue_utils._meta_to_realdata
-    ways = {"as verl": Step(keys, transfer_queue, fetch._fetch), "columns are kept": Step(keys, keeping, fetch)}
+    ways = {
+        "as verl": Step(keys, transfer_queue, fetch._fetch, fetch._answer),
+        "columns are kept, or travel whole": Step(keys, keeping, fetch, fetch.answer),
+    }
     seconds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for repeat in range(options.repeats + 1):
         for way, step in ways.items():
@@ -103,10 +109,12 @@ def put_rows(responses: int, tokens: int) -> list[str]:
 
 
 class Step:
-    """All that one step asks of TransferQueue, through `queue` in the trainer and `fetch` in the worker."""
+    """All that one step asks of TransferQueue, through `queue` in the trainer, `fetch` and `answer` in the worker."""
 
-    def __init__(self, keys: list[str], queue: Any, fetch: Callable[[Any], TensorDict]) -> None:
-        self.keys, self.queue, self.fetch = keys, queue, fetch
+    def __init__(
+        self, keys: list[str], queue: Any, fetch: Callable[[Any], TensorDict], answer: Callable[[TensorDict, Any], Any]
+    ) -> None:
+        self.keys, self.queue, self.fetch, self.answer = keys, queue, fetch, answer
 
     def take(self) -> dict[str, float]:
         """Seconds of each of `PARTS`."""
@@ -114,22 +122,26 @@ class Step:
         keeps = hasattr(self.queue, "begin")
         marks = [time.perf_counter()]
         if keeps:
-            self.queue.begin(self.keys)
+            self.queue.begin(batch, derives=True, whole=True)
             batch = transfer.for_forward(batch)
-        data = self.fetch(batch)
+        meta = self._divided(batch)
+        data = self.fetch(meta)
         width, response = data["input_ids"].offsets(), data["responses"].offsets()
         # What the worker computes; its columns are those of whole sequences.
-        self._put(transfer_queue, width, "log_probs", "entropy")
+        made = self.answer(_columns(width, "log_probs", "entropy"), meta)
+        batch = BatchData([made]).concat()
+        if keeps:
+            self.queue.take(batch)
         marks.append(time.perf_counter())
         self._get("entropy", "log_probs", "response_mask", "responses", "rollout_log_probs")
-        self._put(self.queue, response, "old_log_probs", "entropy")
+        self._put(response, "old_log_probs", "entropy")
         marks.append(time.perf_counter())
         self._get("uid", "response_mask", "entropy", "extra_fields")
         self._get("response_mask", "old_log_probs", "rollout_log_probs")
-        self._put(self.queue, response, "advantages", "returns")
+        batch = self._put(response, "advantages", "returns")
         marks.append(time.perf_counter())
         batch.fields = [*FORWARD, "old_log_probs", "advantages"]
-        self.fetch(transfer.for_update(batch) if keeps else batch)
+        self.fetch(self._divided(transfer.for_update(batch) if keeps else batch))
         marks.append(time.perf_counter())
         self._get("prompts", "responses", "response_mask", "advantages", "returns", "rm_scores", "num_turns")
         marks.append(time.perf_counter())
@@ -138,10 +150,18 @@ class Step:
     def _get(self, *fields: str) -> TensorDict:
         return self.queue.kv_batch_get(keys=self.keys, partition_id=PARTITION, select_fields=list(fields))
 
-    def _put(self, queue: Any, offsets: torch.Tensor, *fields: str) -> None:
-        column = torch.nested.nested_tensor_from_jagged(torch.rand(int(offsets[-1])), offsets)
-        table = TensorDict(dict.fromkeys(fields, column), batch_size=len(self.keys))
-        queue.kv_batch_put(keys=self.keys, partition_id=PARTITION, fields=table)
+    def _put(self, offsets: torch.Tensor, *fields: str) -> Any:
+        return self.queue.kv_batch_put(keys=self.keys, partition_id=PARTITION, fields=_columns(offsets, *fields))
+
+    def _divided(self, batch: KVBatchMeta) -> Any:
+        """The part of the one rank, as Ray takes it there."""
+        (meta,) = BatchData(batch).chunk(1)
+        return pickle.loads(pickle.dumps(meta))
+
+
+def _columns(offsets: torch.Tensor, *fields: str) -> TensorDict:
+    column = torch.nested.nested_tensor_from_jagged(torch.rand(int(offsets[-1])), offsets)
+    return TensorDict(dict.fromkeys(fields, column), batch_size=len(offsets) - 1)
 
 
 if __name__ == "__main__":

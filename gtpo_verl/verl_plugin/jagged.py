@@ -68,6 +68,29 @@ def with_lengths(jagged: torch.Tensor) -> torch.Tensor:
     return _jagged(jagged.values(), _offsets(jagged))
 
 
+def of_lengths(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The jagged tensor of these values (tokens,), whose rows have these lengths, (rows,) int64."""
+    return _jagged(values, _offsets_of(lengths))
+
+
+def one_after_other(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Each row of `first` with the same row of `second` after it; both jagged (rows, *) of one type."""
+    lengths, more = _offsets(first).diff(), _offsets(second).diff()
+    offsets = _offsets_of(lengths + more)
+    values = first.values().new_empty(int(offsets[-1]))
+    for part, starts, of_each in ((first, offsets[:-1], lengths), (second, offsets[:-1] + lengths, more)):
+        shift = (starts - _offsets(part)[:-1]).repeat_interleave(of_each)
+        values[shift + torch.arange(len(shift), device=shift.device)] = part.values()
+    return _jagged(values, offsets)
+
+
+def positions(jagged: torch.Tensor) -> torch.Tensor:
+    """0, 1, 2 and so on in each row; jagged (rows, *) int64."""
+    offsets = _offsets(jagged)
+    starts = offsets[:-1].repeat_interleave(offsets.diff())
+    return _jagged(torch.arange(len(starts), device=starts.device) - starts, offsets)
+
+
 def index_select_tensor_dict(batch: TensorDict | None, indices: torch.Tensor | list) -> TensorDict | None:
     """verl/utils/tensordict_utils.py: rows of every field of a batch.
 

@@ -121,7 +121,9 @@ class GtpoTrainer(PPOTrainerSync):
 
     def _compute_old_log_prob(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         self._enter("log-probabilities")
-        self._columns.begin(batch.keys)
+        nobody_else = not (self.use_reference_policy or self.use_critic)
+        derives = self._reads_text_alone and rollout.puts_rows(self.config)
+        self._columns.begin(batch, derives=derives, whole=self._reads_text_alone and nobody_else)
         return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
@@ -150,6 +152,7 @@ class GtpoTrainer(PPOTrainerSync):
             TokenDump(self.config, self.settings).forget_after(self.global_steps)
         self._history = MetricsHistory.take(self.config.trainer, self.global_steps, trains)
         stage.say("starting the agent loops")
+        transfer.take_answers(self.actor_rollout_wg, self._columns)
         with self.watch:
             super().fit(agent_loop_manager)
 

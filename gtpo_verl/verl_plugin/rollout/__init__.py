@@ -8,6 +8,7 @@ reward workers (`reward`) and to TransferQueue (`agent_loop`). `gtpo_verl.fast_r
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+_OURS = "gtpo_verl.verl_plugin.rollout.agent_loop.BatchingAgentLoopManager"
 _MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 
 
@@ -29,4 +30,10 @@ def install(config: DictConfig) -> None:
     server.install()
     reward.install()
     with open_dict(config):
-        OmegaConf.update(config, _MANAGER, "gtpo_verl.verl_plugin.rollout.agent_loop.BatchingAgentLoopManager")
+        OmegaConf.update(config, _MANAGER, _OURS)
+
+
+def puts_rows(config: DictConfig) -> bool:
+    """Whether what lies in TransferQueue comes from verl's agent-loop workers, `install`ed or not; of a user's own
+    `agent_loop_manager_class` nothing is known."""
+    return OmegaConf.select(config, _MANAGER) in (None, _OURS)

@@ -37,13 +37,24 @@ class BatchingRewardLoopWorker(RewardLoopWorker):
         """As in verl, of one response; raises ValueError for a reward that is no finite number, or whose metric that
         decides something is none. verl trains on NaN without a word."""
         result = await super().compute_score(data)
-        check_result(result["reward_score"], result.get("reward_extra_info", {}), self._deciding)
+        reward, more = _number(result["reward_score"]), result.get("reward_extra_info", {})
+        result = {**result, "reward_score": reward}
+        if more:
+            result["reward_extra_info"] = more = {name: _number(value) for name, value in more.items()}
+        check_result(reward, more, self._deciding)
         return result
 
     async def compute_scores(self, packed: list[Any]) -> list[Any]:
         """`compute_score` of each batch that `pack` made; in its place the `Failure` that it ended with."""
         scores = await asyncio.gather(*(self.compute_score(unpack(data)) for data in packed), return_exceptions=True)
         return [Failure(score) if isinstance(score, BaseException) else score for score in scores]
+
+
+def _number(value: Any) -> Any:
+    """That of a tensor without dimensions. verl's DAPO manager makes one of every reward, for its length penalty, whose
+    way to the agent loop and through a model of pydantic, which prints it into a warning, is longer than all else that
+    a response costs there."""
+    return value.item() if isinstance(value, torch.Tensor) and value.ndim == 0 else value
 
 
 class BatchingRewards:

@@ -42,6 +42,7 @@ def read_whole(sampling_params: dict[str, Any]) -> dict[str, Any]:
         "output_kind": RequestOutputKind.FINAL_ONLY,
         "detokenize": bool(sampling_params.get("stop")),
         "flat_logprobs": sampling_params.get("prompt_logprobs") is None,  # verl reads those in vLLM's other layout
+        "skip_clone": True,  # verl makes parameters for one request and keeps nothing of them
         **sampling_params,
     }
 

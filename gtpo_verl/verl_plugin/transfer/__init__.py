@@ -14,7 +14,7 @@ import transfer_queue
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from gtpo_verl.verl_plugin.transfer.columns import UNCHANGED, KeepingQueue
+from gtpo_verl.verl_plugin.transfer.columns import PASS, KeepingQueue
 
 Batch: TypeAlias = KVBatchMeta
 
@@ -51,20 +51,30 @@ def for_forward(batch: Batch) -> Batch:
         batch: of a model that reads text alone; changed in place.
     """
     batch.fields = list(_FORWARD)
-    return _marked(batch, ())
+    if isinstance(transfer_queue, KeepingQueue):
+        batch.fields, told = transfer_queue.first_pass(_FORWARD)
+        batch.extra_info = {**(batch.extra_info or {}), PASS: told}
+    return batch
 
 
 def for_update(batch: Batch) -> Batch:
     """As `for_forward`, of a batch that knows its fields: with those of the loss."""
-    batch.fields = [name for name in (*_FORWARD, *_LOSS) if name in (batch.fields or ())]
-    return _marked(batch, _FORWARD)
-
-
-def _marked(batch: Batch, fields: Iterable[str]) -> Batch:
-    """Whose fields of these the workers have from the last pass."""
+    forward, loss = ([name for name in names if name in (batch.fields or ())] for names in (_FORWARD, _LOSS))
+    batch.fields = [*forward, *loss]
     if isinstance(transfer_queue, KeepingQueue):
-        batch.extra_info = {**(batch.extra_info or {}), UNCHANGED: transfer_queue.unchanged(fields)}
+        batch.fields, told = transfer_queue.next_pass(forward, loss)
+        batch.extra_info = {**(batch.extra_info or {}), PASS: told}
     return batch
+
+
+def take_answers(workers: Any, queue: KeepingQueue) -> None:
+    """Lets `queue` keep what the log-probability pass of these workers answers with.
+
+    Args:
+        workers: verl's worker group of the actor.
+    """
+    compute = workers.compute_log_prob
+    workers.compute_log_prob = lambda batch: queue.take(compute(batch))
 
 
 def fetch(batch: Batch, fields: Sequence[str]) -> TensorDict:
