@@ -5,9 +5,9 @@ every run, and prints their medians, the first step left out.
 
     python benchmarks/training_step.py --out FOLDER [--model FOLDER] [--data FOLDER] [hydra overrides of all runs]
 
-Without a model, one of SmolLM2-135M's shape with random weights; without data (train.parquet, test.parquet, reward.py),
-prompts of some 40 characters whose responses are right by chance, so that no group is thrown away. Both are made in
-`--out`. Stock means verl's entry point, trainer, engine and rollouts;
+Without a model, a Llama of SmolLM2-135M's shape with random weights; without data (train.parquet, test.parquet,
+reward.py), prompts of some 40 characters whose responses are right by chance, so that no group is thrown away. Both are
+made in `--out`. Stock means verl's entry point, trainer, engine and rollouts;
 what it is given stands in `STOCK`. `dapo-stock-tuned` is the same with this recipe's settings on top (`TUNED`), so that
 what the code gives and what the settings give are told apart. A run that fails keeps the steps that it made.
 """
@@ -28,7 +28,8 @@ import torch
 from benchmarks.big_model.inputs import save_data, save_model
 
 RUNS = ("dapo-stock", "dapo-stock-tuned", "dapo", "gtpo_v2")
-# Of a step, the same in all runs: 64 prompts x 16 responses, two updates.
+# Of a step, the same in all runs: 64 prompts x 16 responses, two updates. The learning rate is small so that the policy
+# hardly moves and the last step does the work of the first.
 STEP = [
     "data.train_batch_size=64",
     "data.max_prompt_length=160",
@@ -37,6 +38,7 @@ STEP = [
     "actor_rollout_ref.rollout.max_model_len=1024",
     "actor_rollout_ref.rollout.max_num_seqs=1024",
     "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
     "trainer.val_before_train=false",
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
@@ -57,7 +59,6 @@ STOCK = [
     "actor_rollout_ref.actor.clip_ratio_low=0.2",
     "actor_rollout_ref.actor.clip_ratio_high=0.28",
     "actor_rollout_ref.actor.loss_agg_mode=token-mean",
-    "actor_rollout_ref.actor.optim.lr=1e-5",
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
@@ -81,7 +82,7 @@ TUNED = [
     "actor_rollout_ref.rollout.free_cache_engine=false",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
 ]
-# SmolLM2-135M's, but for Qwen2's biases of queries, keys and values.
+# SmolLM2-135M's, but for its 8,192 positions; fields of transformers' `LlamaConfig`.
 SMOLLM2 = {
     "vocab_size": 49_152,
     "hidden_size": 576,
@@ -90,6 +91,8 @@ SMOLLM2 = {
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "max_position_embeddings": 2_048,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
 TIMINGS = {
@@ -149,7 +152,7 @@ def prepare(options: argparse.Namespace, shape: dict) -> None:
     if options.model is None:
         options.model = options.out.absolute() / "model"
         if not options.model.exists():
-            save_model(options.model, shape)
+            save_model(options.model, shape, family="llama")
     if options.data is None:
         options.data = options.out.absolute() / "data"
         save_data(options.data, prompts=4096)

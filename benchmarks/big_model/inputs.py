@@ -1,4 +1,4 @@
-"""What a run reads, without a download: a Qwen2 of any shape with random weights, prompts, and a reward for any text.
+"""What a run reads, without a download: a Qwen2 or Llama of any shape with random weights, prompts, and a reward.
 
 No model is built: shapes come from transformers' model on the meta device, and each shard is filled and written by a
 thread of its own, so that memory holds a few shards, never the model.
@@ -46,35 +46,43 @@ SHAPES: dict[str, dict[str, Any]] = {
 # Standard deviation of the logits: entropies of about 5 nats (ln V - spread^2 / 2), where a trained model's tokens also
 # are. A default initialisation would leave them flat.
 SPREAD = 3.6
-_STD = 0.02  # Qwen2's `initializer_range`
+_STD = 0.02  # `initializer_range` of Qwen2 and Llama
 _SHARD_BYTES = 2 * 10**9
 _TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Any text is right half of the time, whatever model wrote it: no group is uniform, and none is thrown away.
+# Pure chance: half of all texts are right after a prompt, and any text is right after half of the prompts, so that
+# nothing is to be learnt. A group is uniform where all its responses are the same, else almost never.
 _REWARD = """
 import zlib
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **unused):
-    acc = float(zlib.crc32(solution_str.encode()) % 2 == 0)
+    acc = float(zlib.crc32((ground_truth + solution_str).encode()) % 2 == 0)
     return {"score": acc, "acc": acc}
 """
 
 
 def save_model(
-    folder: Path, fields: Mapping[str, Any], seed: int = 1, shard_bytes: int = _SHARD_BYTES, threads: int = 8
+    folder: Path,
+    fields: Mapping[str, Any],
+    family: str = "qwen2",
+    seed: int = 1,
+    shard_bytes: int = _SHARD_BYTES,
+    threads: int = 8,
 ) -> None:
     """Writes configuration, tokenizer with chat template, and bf16 weights in safetensors shards with their index.
 
     Matrices and embeddings are normal with a standard deviation of 0.02, norms are 1, biases 0, and the LM head is such
     that logits have the standard deviation `SPREAD`: it reads hidden states of root mean square 1. Where it is tied to
-    the embedding, a token's own row is part of its hidden state, so that its spread is larger.
+    the embedding, the last norm makes the spread instead: larger embeddings would outweigh what the layers add, and
+    responses would soon repeat one token.
 
     Args:
         folder: does not exist yet, and appears when it is whole.
-        fields: of transformers' `Qwen2Config`; a vocabulary of 259 words at least.
+        fields: of the family's configuration in transformers; a vocabulary of 259 words at least.
+        family: transformers' `model_type`, "qwen2" or "llama".
         seed: of the weights; the same on the same kind of device give the same ones.
         shard_bytes: most bytes of a shard, but for a tensor that is larger by itself.
         threads: shards that are made at the same time.
@@ -85,18 +93,20 @@ def save_model(
         ValueError: sizes that make no model, in transformers' words.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if folder.exists():
         raise FileExistsError(f"{folder} exists already; name a folder that does not")
+    default = AutoConfig.for_model(family)
     for name in fields:
-        if not hasattr(Qwen2Config(), name):
-            raise ValueError(f"{name} is no field of Qwen2Config")
+        if not hasattr(default, name):
+            raise ValueError(f"{name} is no field of {type(default).__name__}")
     tokenizer = _tokenizer(fields["vocab_size"])
-    config = Qwen2Config(**fields, bos_token_id=0, eos_token_id=2, pad_token_id=0, dtype="bfloat16")
-    config.architectures = ["Qwen2ForCausalLM"]
+    config = AutoConfig.for_model(family, **fields, bos_token_id=0, eos_token_id=2, pad_token_id=0, dtype="bfloat16")
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in Qwen2ForCausalLM(config).named_parameters()}  # a tied one once
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    shapes = {name: tensor.shape for name, tensor in model.named_parameters()}  # a tied one once
     split = split_state_dict_into_shards_factory(
         dict(shapes),
         get_storage_size=lambda shape: 2 * shape.numel(),
@@ -138,13 +148,14 @@ def _write_shard(path: Path, shapes: Mapping[str, torch.Size], seeds: Mapping[st
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tensors = {}
     for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
+        if name == "model.norm.weight" and tied:
+            tensors[name] = torch.full(shape, SPREAD / shape[0] ** 0.5 / _STD, dtype=torch.bfloat16)
+        elif name.endswith("norm.weight"):
             tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
         elif name.endswith(".bias"):
             tensors[name] = torch.zeros(shape, dtype=torch.bfloat16)
         else:
-            is_head = name == "lm_head.weight" or (tied and name == "model.embed_tokens.weight")
-            std = SPREAD / shape[1] ** 0.5 if is_head else _STD
+            std = SPREAD / shape[1] ** 0.5 if name == "lm_head.weight" else _STD
             generator = torch.Generator(device).manual_seed(seeds[name])
             tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
             tensors[name] = tensor.normal_(0, std, generator=generator).cpu()
@@ -177,14 +188,15 @@ def save_data(folder: Path, prompts: int = 256) -> None:
     import pandas as pd
 
     folder.mkdir(parents=True, exist_ok=True)
+    texts = [f"number {i}" + "?" * (i % 20) for i in range(prompts)]
     rows = [
         {
             "data_source": "words",
-            "prompt": [{"role": "user", "content": f"number {i}" + "?" * (i % 20)}],
-            "reward_model": {"style": "rule", "ground_truth": "even"},
+            "prompt": [{"role": "user", "content": text}],
+            "reward_model": {"style": "rule", "ground_truth": text},
             "extra_info": {"index": i},
         }
-        for i in range(prompts)
+        for i, text in enumerate(texts)
     ]
     pd.DataFrame(rows).to_parquet(folder / "train.parquet")
     pd.DataFrame(rows[:8]).to_parquet(folder / "test.parquet")

@@ -9,9 +9,12 @@ import sys
 import textwrap
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -42,8 +45,8 @@ TINY = {
 }
 
 
-def tiny(folder: Path, tied: bool = False, **options) -> Path:
-    inputs.save_model(folder, {**TINY, "tie_word_embeddings": tied}, **options)
+def tiny(folder: Path, tied: bool = False, fields: dict | None = None, **options) -> Path:
+    inputs.save_model(folder, {**TINY, "tie_word_embeddings": tied, **(fields or {})}, **options)
     return folder
 
 
@@ -63,12 +66,35 @@ def test_transformers_loads_what_was_written(tmp_path, tied):
     assert tokenizer.apply_chat_template([{"role": "user", "content": "é?"}], add_generation_prompt=True)
 
 
-def test_logits_have_the_wanted_spread(tmp_path):
-    from transformers import Qwen2ForCausalLM
+def test_a_llama_has_the_fields_that_were_asked_for(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-    model = Qwen2ForCausalLM.from_pretrained(tiny(tmp_path / "model"), dtype=torch.float32)
+    rope = {"rope_type": "default", "rope_theta": 100_000.0}
+    folder = tiny(tmp_path / "model", tied=True, family="llama", fields={"rope_parameters": rope, "rms_norm_eps": 1e-5})
+    model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert type(model) is LlamaForCausalLM
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert (written["architectures"], written["model_type"]) == (["LlamaForCausalLM"], "llama")
+    expected = {**TINY, "rope_parameters": rope, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "eos_token_id": 2}
+    assert {name: getattr(model.config, name) for name in expected} == expected
+    assert model.get_input_embeddings().weight.shape == (1000, 64)
+    assert len(model.model.layers) == 3
+    assert not [name for name, _ in model.named_parameters() if name.endswith("bias")]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "é?"}], add_generation_prompt=True)
+    assert tokenizer.decode(prompt["input_ids"]) == "<|im_start|>user\né?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_have_the_wanted_spread(tmp_path, tied, family):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny(tmp_path / "model", tied, family=family), dtype=torch.float32)
+    tokens = torch.randint(0, 1000, (4, 100), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits = model(torch.randint(0, 1000, (4, 100), generator=torch.Generator().manual_seed(0))).logits
+        logits = model(tokens).logits
     assert logits.std().item() == pytest.approx(inputs.SPREAD, rel=0.05)
     first, last = logits[0, 10], logits[0, 90]
     assert torch.corrcoef(torch.stack([first, last]))[0, 1] < 0.95  # positions differ
@@ -144,13 +170,47 @@ def test_32b_has_the_published_number_of_parameters():
     assert shape_of(Qwen2Config(**inputs.SHAPES["7b"])).parameters == 7_615_616_512
 
 
-def test_half_of_all_texts_are_right(tmp_path):
-    inputs.save_data(tmp_path)
+@pytest.fixture(scope="module")
+def prompts_and_reward(tmp_path_factory) -> tuple[list[str], Callable[[str, str], float]]:
+    """Ground truths, one a prompt, and whether a text is right after one: 1 or 0."""
+    folder = tmp_path_factory.mktemp("data")
+    inputs.save_data(folder, prompts=1000)
     names: dict = {}
-    exec((tmp_path / "reward.py").read_text(), names)
-    scores = [names["compute_score"]("words", f"text {number}", "even")["acc"] for number in range(2000)]
-    assert 0.45 < sum(scores) / 2000 < 0.55
-    assert scores[0] == float(zlib.crc32(b"text 0") % 2 == 0)
+    exec((folder / "reward.py").read_text(encoding="utf-8"), names)
+    rows = pd.read_parquet(folder / "train.parquet")
+    prompts = [one["ground_truth"] for one in rows["reward_model"]]
+    assert prompts == [one[0]["content"] for one in rows["prompt"]]
+
+    def acc(prompt: str, text: str) -> float:
+        result = names["compute_score"](data_source="words", solution_str=text, ground_truth=prompt, extra_info={})
+        assert result["score"] == result["acc"]
+        return result["acc"]
+
+    return prompts, acc
+
+
+def test_half_of_all_texts_are_right(prompts_and_reward):
+    prompts, acc = prompts_and_reward
+    random = Random(3)
+    texts = ["".join(f"w{random.randrange(49_152)}" for _ in range(160)) for _ in prompts]
+    assert 0.45 < np.mean([acc(*pair) for pair in zip(prompts, texts, strict=True)]) < 0.55
+    assert acc("number 7", "w1") == float(zlib.crc32(b"number 7w1") % 2 == 0)
+
+
+@pytest.mark.parametrize("text", ["", "w300", "w300" * 160, "é\n"])
+def test_no_text_is_right_after_more_than_half_of_the_prompts(prompts_and_reward, text):
+    prompts, acc = prompts_and_reward
+    assert 0.45 < np.mean([acc(prompt, text) for prompt in prompts]) < 0.55
+
+
+def test_no_token_decides(prompts_and_reward):
+    """Neither the first nor the last, whatever the rest is; nor the prompt."""
+    prompts, acc = prompts_and_reward
+    rests = [f"w{number}w{number * 7}" for number in range(300, 400)]
+    for token in ["w300", "w49151", "a", "�", "\n"]:
+        for prompt in prompts[:5]:
+            assert 0.2 < np.mean([acc(prompt, token + rest) for rest in rests]) < 0.8
+            assert 0.2 < np.mean([acc(prompt, rest + token) for rest in rests]) < 0.8
 
 
 # ---- the exact pass ----

@@ -4,11 +4,12 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
+import torch
 import verl
 import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from benchmarks import training_step
 
@@ -58,14 +59,31 @@ def test_verl_takes_both_ways_and_the_tuned_one_is_the_preset() -> None:
 
 def test_a_model_and_prompts_that_fit_are_made_once(tmp_path: Path) -> None:
     options = argparse.Namespace(out=tmp_path, model=None, data=None)
-    training_step.prepare(options, {**training_step.SMOLLM2, "num_hidden_layers": 1})
+    training_step.prepare(options, training_step.SMOLLM2)
     weights = options.model / "model.safetensors"
-    assert AutoConfig.from_pretrained(options.model).hidden_size == 576
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
+    assert type(model) is LlamaForCausalLM
+    assert model.num_parameters() == 134_515_008  # SmolLM2-135M's
+    assert model.config.rope_parameters == {"rope_type": "default", "rope_theta": 100_000.0}
+    assert model.config.rms_norm_eps == 1e-5
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     prompts = list(pd.read_parquet(options.data / "train.parquet")["prompt"])
     longest = max(
         len(tokenizer.apply_chat_template(list(one), add_generation_prompt=True)["input_ids"]) for one in prompts
     )
+    torch.manual_seed(0)
+    prompt = tokenizer.apply_chat_template(list(prompts[0]), add_generation_prompt=True)["input_ids"]
+    output = model.generate(
+        torch.tensor([prompt] * 4),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=30,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    responses = output.sequences[:, len(prompt) :].tolist()
+    assert min(len(set(response)) for response in responses) > 10, "a response repeats one token"
+    assert 4 < torch.distributions.Categorical(logits=torch.stack(output.logits)).entropy().mean() < 6
     most = next(int(one.split("=")[1]) for one in training_step.STEP if one.startswith("data.max_prompt_length"))
     assert longest <= most
     assert len(prompts) % 64 == 0
