@@ -195,18 +195,19 @@ class _WholeResponses:
         others, plain, index = {}, [], []
         tokens, rows, longest = made.sampled_token_ids, made.req_id_to_index, self.max_model_len - 1
         waiting, cache = isinstance(self, AsyncScheduler), self.kv_cache_manager.cache_blocks
+        block = self.kv_cache_manager.block_pool.hash_block_size
         for name, count in scheduler_output.num_scheduled_tokens.items():
             kept = self._kept[name]
             request = kept.request
             row = rows[name]
-            new, written = tokens[row], request._output_token_ids
+            new, written, known = tokens[row], request._output_token_ids, request._all_token_ids
             if (
                 count != 1
                 or len(new) != 1
                 or kept.ends is None
                 or new[0] in kept.ends
                 or not 0 < len(written) < request.max_tokens - 1
-                or len(request._all_token_ids) >= longest
+                or len(known) >= longest
                 or request.status is not RequestStatus.RUNNING
                 or getattr(request, _STALE)
             ):
@@ -214,7 +215,10 @@ class _WholeResponses:
                 continue
             if _COUNTS_IN_FLIGHT:
                 request.num_in_flight_tokens -= 1
-            request.append_output_token_ids(new[0])
+            written.append(new[0])
+            known.append(new[0])
+            if len(known) % block == 0:  # vLLM asks at every token whether a block has become full
+                request.update_block_hashes()
             if waiting:
                 request.num_output_placeholders -= 1
                 cache(request, request.num_computed_tokens - request.num_output_placeholders)
