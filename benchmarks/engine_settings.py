@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[65536, 32768, 16384], help="tokens of the update")
     parser.add_argument("--log-prob-budget", type=int, default=131072)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--settings", nargs="+", default=[""], help="rows whose names contain one of these words")
     parser.add_argument("--attention", default="flash_attention_2")
     parser.add_argument("--no-compile", action="store_true")
     for name, value in {
@@ -88,6 +89,8 @@ def measure(folder: str, options: argparse.Namespace, file: Any) -> None:
         for prompts, length in zip(options.prompts, options.lengths, strict=True)
     ]
     for setting, kind, tokens, told in ways:
+        if not any(word in setting for word in options.settings):
+            continue
         if kind != made:
             engine = None  # frees the one before
             engine, made = make_engine(folder, True, options, **kind), kind

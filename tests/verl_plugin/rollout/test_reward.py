@@ -70,7 +70,8 @@ for (_, length), got in zip(cases, asyncio.run(ask()), strict=True):
         results.append(f"{type(error).__name__}: {error}" + str(error.__cause__))
         continue
     # A tensor would be printed into a warning, in the agent loop's process, of every response.
-    assert not any(isinstance(value, torch.Tensor) for value in (got["reward_score"], *got["reward_extra_info"].values()))
+    given = got["reward_score"], *got["reward_extra_info"].values()
+    assert not any(isinstance(value, torch.Tensor) for value in given)
     row = AgentLoopOutput(prompt_ids=[1] * PROMPT, response_ids=[65] * length, response_mask=[1] * length,
                           reward_score=float(got["reward_score"]), metrics=AgentLoopMetrics()).as_dict()
     results.append([row["rm_scores"].tolist(), got["reward_extra_info"]])
