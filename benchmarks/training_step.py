@@ -82,7 +82,7 @@ TUNED = [
     "actor_rollout_ref.rollout.free_cache_engine=false",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
 ]
-# SmolLM2-135M's, but for its 8,192 positions; fields of transformers' `LlamaConfig`.
+# SmolLM2-135M's; fields of transformers' `LlamaConfig`.
 SMOLLM2 = {
     "vocab_size": 49_152,
     "hidden_size": 576,
@@ -90,7 +90,7 @@ SMOLLM2 = {
     "num_hidden_layers": 30,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
-    "max_position_embeddings": 2_048,
+    "max_position_embeddings": 8_192,
     "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
