@@ -218,7 +218,7 @@ def read_steps(name: str, folder: Path) -> list[dict]:
             "tokens": round(record["data"]["perf/total_num_tokens"]),
             **{column: round(record["data"][key], 4) for column, key in TIMINGS.items()},
             "max_memory_gib": round(record["data"]["actor/perf/max_memory_allocated_gb"], 2),
-            "probs_diff_mean": record["data"]["training/rollout_probs_diff_mean"],
+            "probs_diff_mean": record["data"].get("training/rollout_probs_diff_mean", float("nan")),
             "mfu_update": round(record["data"].get("perf/mfu/actor", float("nan")), 4),
         }
         for record in records

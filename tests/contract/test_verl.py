@@ -9,9 +9,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
@@ -278,6 +280,23 @@ SAYS = [
         "workers fetch prompts and responses twice a step",
     ),
     (
+        "verl.utils.transferqueue_utils:tqbridge",
+        "_update_meta_with_output(output, batch_meta, func.__name__)",
+        "what a pass makes goes through TransferQueue row by row",
+    ),
+    (
+        "verl.protocol:BatchData.concat",
+        "merged_extra_info.setdefault(k, []).append(v)",
+        "what the workers made does not come one worker after another",
+    ),
+    (
+        f"{TRAINER}._compute_old_log_prob",
+        "self.actor_rollout_wg.compute_log_prob(batch)",
+        "nobody takes what the workers made",
+    ),
+    (f"{TRAINER}.__init__", "self.use_critic =", "a critic finds columns missing"),
+    (f"{TRAINER}.__init__", "self.use_reference_policy =", "a reference policy finds columns missing"),
+    (
         "transfer_queue.client:AsyncTransferQueueClient.async_put",
         "limit_pytorch_auto_parallel_threads(",
         "every put counts the machine's cores",
@@ -318,6 +337,8 @@ SAYS = [
     (ROWS, 'status = "failure"', "failed groups do not say why"),
     (ROWS, "field.update(kwargs)", "rows have no `uid`"),
     (ROWS, 'field["input_ids"] =', "the engine gets no tokens"),
+    (ROWS, "input_ids = torch.cat([prompts, responses], dim=0)", "workers make other tokens of the same rows"),
+    (ROWS, 'field["loss_mask"] = field["response_mask"]', "workers make another mask of the same rows"),
     (ROWS, 'field["position_ids"] =', "the engine gets no positions"),
     (ROWS, 'field["loss_mask"] =', "the engine gets no mask"),
     (OUTPUT, 'output["prompts"] =', "no prompts are dumped"),
@@ -474,6 +495,17 @@ def test_the_engine_fetches_the_fields_that_a_batch_chooses() -> None:
 def test_the_workers_passes_are_no_coroutines(method: str) -> None:
     """Those fetch by another function: workers would fetch prompts and responses twice a step."""
     assert not inspect.iscoroutinefunction(resolve(f"verl.workers.engine_workers:ActorRolloutRefWorker.{method}"))
+
+
+def test_positions_of_text_are_those_that_workers_make() -> None:
+    from gtpo_verl.verl_plugin import jagged
+
+    rows = [torch.ones(1, length, dtype=torch.int64) for length in (5, 1, 3)]
+    loop = SimpleNamespace(processor=None)
+    of_row = resolve("verl.experimental.agent_loop.agent_loop:AgentLoopWorker._compute_position_ids")
+    verls = [of_row(loop, row, row, {}).squeeze(0) for row in rows]
+    ours = jagged.positions(torch.nested.as_nested_tensor([row[0] for row in rows], layout=torch.jagged))
+    assert torch.equal(ours.values(), torch.cat(verls))
 
 
 def test_the_engines_vendor_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
