@@ -71,6 +71,7 @@ STOCK = [
 # What of configs/scale/smollm2_1gpu.yaml stock verl can be given (a test compares); its poll interval of 2 s is no key
 # of verl's.
 TUNED = [
+    "data.dataloader_num_workers=0",
     "actor_rollout_ref.model.enable_gradient_checkpointing=false",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=65536",
     "actor_rollout_ref.rollout.gpu_memory_utilization=0.25",
