@@ -66,7 +66,7 @@ class Made:
 
     Args:
         rows: numbers of its rows in TransferQueue, in the order of the batch.
-        columns: values (tokens,) and lengths (rows,) of each.
+        columns: values (tokens,) and lengths (rows,) of each. Those of bfloat16 lie in TransferQueue.
     """
 
     rows: list[int]
@@ -145,6 +145,7 @@ class KeepingQueue:
             whole: nobody but the actor's workers and this queue reads the batch until it is cleared.
         """
         self._recall()
+        self._settle(self._batch.keys)  # for a trainer that ends its step with several batches
         self._columns.begin(batch.keys)
         self._batch, self._name = batch, uuid4().hex
         self._derives, self._whole, self._passed = derives, whole, False
@@ -188,8 +189,11 @@ class KeepingQueue:
         return answer
 
     def kv_clear(self, keys: Any, partition_id: str) -> None:
-        if self._columns.hold_any([keys] if isinstance(keys, str) else keys):
+        cleared = [keys] if isinstance(keys, str) else keys
+        if self._columns.hold_any(cleared):
             self._recall()
+            if not set(self._batch.keys).issubset(cleared):
+                self._settle(cleared)
             self._columns.forget()
             self._held = set()
         self._queue.kv_clear(keys=keys, partition_id=partition_id)
@@ -329,7 +333,7 @@ class KeepingFetch:
         told: Pass | None = (meta.extra_info or {}).get(PASS)
         if told is None or not told.whole:
             return self._answer(output, meta, func_name)
-        made = {name: value for name, value in output.items() if jagged.is_jagged(value) and value.values().ndim == 1}
+        made = {name: value for name, value in output.items() if _travels_whole(value)}
         others = output.exclude(*made)
         meta = self._answer(others, meta, func_name)
         made.update(self._columns.of(_SOURCES))
@@ -342,6 +346,12 @@ class KeepingFetch:
             },
         )
         return meta
+
+
+def _travels_whole(value: Any) -> bool:
+    """Whether it has a number for each token, of a type that NumPy knows. bfloat16, as the entropies of verl's fused
+    kernels are, it does not know."""
+    return jagged.is_jagged(value) and value.values().ndim == 1 and value.dtype is not torch.bfloat16
 
 
 def derived(prompts: torch.Tensor, responses: torch.Tensor, response_mask: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -231,7 +231,7 @@ class Workers:
             offsets = data["input_ids"].offsets()
             column = torch.nested.nested_tensor_from_jagged(torch.rand(int(offsets[-1])), offsets)
             made = {"log_probs": column, "entropy": column * 2}
-            if more: made["dense"] = torch.arange(len(data)) + rank
+            if more: made |= {"dense": torch.arange(len(data)) + rank, "low": column.bfloat16()}
             return tu.get_tensordict(made, non_tensor_dict={"metrics": {"mfu": 1.0}})
         return self.call(batch, work)
 
@@ -261,7 +261,9 @@ for ranks, more, lengths in ((1, False, [3, 1, 4]), (2, True, [3, 1, 4, 1, 5]), 
         queue.begin(batch, derives=True, whole=True)
         answer = workers.compute_log_prob(transfer.for_forward(dataclasses.replace(batch)))
         assert answer.keys == batch.keys and columns.MADE not in (answer.extra_info or {})
-        if more: same(get(["dense"]), stock(["dense"]))
+        if more:
+            same(get(["dense", "low"]), stock(["dense", "low"]))
+            assert torch.equal(get(["low"])["low"].values(), get(["log_probs"])["log_probs"].values().bfloat16())
         return asks(["rm_scores"], lambda: get(FIELDS))
 
     data = log_prob_pass()
@@ -310,7 +312,10 @@ for ranks, more, lengths in ((1, False, [3, 1, 4]), (2, True, [3, 1, 4, 1, 5]), 
                   response_mask=masked, rollout_is_weights=weights)
     update(handle, {"response_mask": masked, "rollout_is_weights": weights, "advantages": made["advantages"]})
 
+    queue.kv_clear(keys=batch.keys, partition_id="train")
+
     # Somebody asks for some rows, for all fields, or puts some rows: what was held back is there.
+    batch = KVBatchMeta(keys=put(f"v{ranks}{len(lengths)}", lengths).keys, tags=tags, partition_id="train")
     log_prob_pass()
     hand(old_log_probs=made["old_log_probs"], advantages=made["advantages"])
     last = batch.keys[-1:]
@@ -320,6 +325,7 @@ for ranks, more, lengths in ((1, False, [3, 1, 4]), (2, True, [3, 1, 4, 1, 5]), 
     else:
         get(None)
     assert torch.equal(stock(["advantages"])["advantages"].values(), made["advantages"].values())
+    assert not queue.next_pass(["advantages"], ["old_log_probs"])[1].sent and not pieces()
     handle = hand(advantages=made["returns"])  # held back again
     assert torch.equal(stock(["advantages"])["advantages"].values(), made["advantages"].values())
     update(handle, {"old_log_probs": made["old_log_probs"], "advantages": made["returns"]})
@@ -338,6 +344,10 @@ for ranks, more, lengths in ((1, False, [3, 1, 4]), (2, True, [3, 1, 4, 1, 5]), 
     log_prob_pass()
     hand(scale=torch.arange(len(batch)))
     assert torch.equal(stock(["scale"])["scale"], torch.arange(len(batch)))
+    # In types that NumPy does not have, too.
+    log_prob_pass()
+    low = jagged_like(batch, lambda n: torch.rand(n).bfloat16())
+    update(hand(old_log_probs=low, advantages=made["advantages"]), {"old_log_probs": low})
     # Workers that are cut otherwise than in the first pass are an error.
     if ranks == 2:
         handle = hand(old_log_probs=made["old_log_probs"], advantages=made["advantages"])
@@ -350,6 +360,45 @@ for ranks, more, lengths in ((1, False, [3, 1, 4]), (2, True, [3, 1, 4, 1, 5]), 
             raise AssertionError("other rows were taken for one's own")
     queue.kv_clear(keys=batch.keys, partition_id="train")
     assert not pieces()
+
+# ---- what was held back of rows that are still there when the queue turns to others ----
+
+def begun(prefix, lengths):
+    global batch, more
+    batch, more = put(prefix, lengths), False
+    workers = Workers(1)
+    transfer.take_answers(workers, queue)
+    queue.begin(batch, whole=True)
+    workers.compute_log_prob(transfer.for_forward(dataclasses.replace(batch)))
+    workers.call(transfer.for_update(hand(returns=jagged_like(batch, torch.rand))), lambda rank, data: None)
+    workers.call(transfer.for_update(hand(old_log_probs=jagged_like(batch, torch.rand))), lambda rank, data: None)
+    assert len(pieces()) == 1  # those of the batch before are gone
+    advantages = jagged_like(batch, torch.rand)
+    hand(advantages=advantages)
+    return batch.keys, advantages.values()
+
+one, two = begun("y", [3, 1, 4]), begun("z", [2, 2])
+got = get(["responses", "advantages"], [*one[0], *two[0]])
+assert torch.equal(got["advantages"].values(), torch.cat([one[1], two[1]]))
+queue.kv_clear(keys=[*one[0], *two[0]], partition_id="train")
+keys, values = begun("y", [3, 1, 4])
+queue.kv_clear(keys=keys[0], partition_id="train")
+assert torch.equal(get(["advantages"], keys[1:])["advantages"].values(), values[3:])
+queue.kv_clear(keys=keys[1:], partition_id="train")
+assert not pieces()
+
+batch, other = put("y", [3, 1, 4]), put("z", [3, 1, 4])
+workers = Workers(1)
+transfer.take_answers(workers, queue)
+queue.begin(batch, whole=True)
+told = transfer.for_forward(dataclasses.replace(batch))
+queue.begin(other, whole=True)
+try:
+    workers.compute_log_prob(told)
+except RuntimeError as error:
+    assert "answered for other rows" in str(error), error
+else:
+    raise AssertionError("columns of other rows were taken")
 print("done")
 """
 
