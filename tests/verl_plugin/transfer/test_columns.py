@@ -369,10 +369,11 @@ def begun(prefix, lengths):
     workers = Workers(1)
     transfer.take_answers(workers, queue)
     queue.begin(batch, whole=True)
+    assert not pieces()  # nor those of the batch before
     workers.compute_log_prob(transfer.for_forward(dataclasses.replace(batch)))
     workers.call(transfer.for_update(hand(returns=jagged_like(batch, torch.rand))), lambda rank, data: None)
     workers.call(transfer.for_update(hand(old_log_probs=jagged_like(batch, torch.rand))), lambda rank, data: None)
-    assert len(pieces()) == 1  # those of the batch before are gone
+    assert len(pieces()) == 1
     advantages = jagged_like(batch, torch.rand)
     hand(advantages=advantages)
     return batch.keys, advantages.values()
