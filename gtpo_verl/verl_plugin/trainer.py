@@ -122,7 +122,9 @@ class GtpoTrainer(PPOTrainerSync):
     def _compute_old_log_prob(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         self._enter("log-probabilities")
         nobody_else = not (self.use_reference_policy or self.use_critic)
-        derives = self._reads_text_alone and rollout.puts_rows(self.config)
+        # A user's own sampler may have changed what the rollouts left.
+        as_rolled_out = rollout.puts_rows(self.config) and isinstance(self.replay_buffer, BoundedReplayBuffer)
+        derives = self._reads_text_alone and as_rolled_out
         self._columns.begin(batch, derives=derives, whole=self._reads_text_alone and nobody_else)
         return super()._compute_old_log_prob(transfer.for_forward(batch) if self._reads_text_alone else batch, metrics)
 

@@ -10,17 +10,21 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from gtpo_verl.verl_plugin import transfer
+from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.trainer import GtpoTrainer
 from gtpo_verl.verl_plugin.transfer.columns import PASS, KeepingQueue
 
 ALL = ["input_ids", "position_ids", "loss_mask", "response_mask", "prompts", "responses", "old_log_probs", "advantages"]
-OF_TRAINER = ("processor", "use_teacher_policy", "use_reference_policy", "use_critic")
+OF_TRAINER = ("processor", "use_teacher_policy", "use_reference_policy", "use_critic", "replay_buffer")
 
 
 def trainer(**differs: Any) -> GtpoTrainer:
     """As far as these methods look at one, of a model of text."""
     made = object.__new__(GtpoTrainer)
-    vars(made).update(dict.fromkeys(OF_TRAINER, False) | {"processor": None, "global_steps": 1})
+    buffer = object.__new__(BoundedReplayBuffer)
+    vars(made).update(
+        dict.fromkeys(OF_TRAINER, False) | {"processor": None, "replay_buffer": buffer, "global_steps": 1}
+    )
     vars(made).update({name: value for name, value in differs.items() if name in OF_TRAINER})
     rollout = {name: value for name, value in differs.items() if name not in OF_TRAINER}
     made.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
@@ -56,10 +60,11 @@ def test_a_model_of_text_is_sent_no_objects_and_others_everything(
         ({"use_reference_policy": True}, True, False),
         ({"use_critic": True}, True, False),
         ({"agent": {"agent_loop_manager_class": "mine.Manager"}}, False, True),
+        ({"replay_buffer": "a user's own sampler"}, False, True),
         ({"processor": object()}, False, False),
         ({"use_teacher_policy": True}, False, False),
     ],
-    ids=["text", "reference", "critic", "other agent loops", "images", "teacher"],
+    ids=["text", "reference", "critic", "other agent loops", "other sampler", "images", "teacher"],
 )
 def test_columns_stay_with_the_trainer_where_nobody_else_reads_them_and_are_derived_from_verls_rows(
     differs: dict[str, Any], derives: bool, whole: bool, monkeypatch: pytest.MonkeyPatch
