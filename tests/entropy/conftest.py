@@ -22,6 +22,32 @@ def _seed():
     torch.manual_seed(20250804)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _language_is_patched_once_a_launch():
+    """Triton's interpreter patches its language for a launch, and again at each call of a device function, which takes
+    two thirds of its time and changes nothing. Here once a launch for the functions of each module."""
+    if not INTERPRETED:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set()
+
+    def patch_once(fn):
+        if fn.__module__ in patched:
+            return None
+        scope = patch(fn)
+        if not patched:  # a launch's, which alone takes back what it has patched
+            restore = scope.restore
+            scope.restore = lambda: (patched.clear(), restore())
+        patched.add(fn.__module__)
+        return scope
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(interpreter, "_patch_lang", patch_once)
+        yield
+
+
 class Exact:
     """float64 log-probability and entropy of the given logits, from the definition."""
 
@@ -40,7 +66,7 @@ def exact():
     return Exact
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def policy_logits():
     """Logits as a trained policy gives them: a share of rows is almost certain. (logits, likely labels)"""
 

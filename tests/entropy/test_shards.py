@@ -127,28 +127,40 @@ import sys, torch, torch.distributed as dist
 from gtpo_verl.entropy import sharded_logprob_entropy
 folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-logits, labels, temperature, grad = torch.load(f"{folder}/inputs.pt")
 first, last = [(0, 200), (200, 600)][rank]
-leaf = logits[..., first:last].clone().requires_grad_()
-log_prob, entropy = sharded_logprob_entropy(leaf * 1.0, labels, temperature, first_label=first)
-log_prob.backward(grad)
-torch.save((log_prob.detach(), entropy, leaf.grad), f"{folder}/{rank}.pt")
+results = {}
+for level, (logits, labels, temperature, grad) in torch.load(f"{folder}/inputs.pt").items():
+    leaf = logits[..., first:last].clone().requires_grad_()
+    log_prob, entropy = sharded_logprob_entropy(leaf * 1.0, labels, temperature, first_label=first)
+    log_prob.backward(grad)
+    results[level] = log_prob.detach(), entropy, leaf.grad
+torch.save(results, f"{folder}/{rank}.pt")
 dist.destroy_process_group()
 """
+LEVELS = [0.0, -500.0]
 
 
-@pytest.mark.parametrize("level", [0.0, -500.0])
-def test_two_ranks_agree_with_one_and_each_has_its_columns_gradient(tmp_path, level, policy_logits):
-    logits, labels = policy_logits(2, 5, 600)
-    logits += level
-    temperature = torch.linspace(0.5, 1.5, 10).view(2, 5)
-    grad = torch.randn(2, 5)
-    torch.save((logits, labels, temperature, grad), tmp_path / "inputs.pt")
-    command = [sys.executable, "-c", RANK, str(tmp_path)]
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory, policy_logits):
+    """{level: (inputs, what each rank has)} of one start."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.manual_seed(20250804)
+    inputs = {}
+    for level in LEVELS:
+        logits, labels = policy_logits(2, 5, 600)
+        temperature = torch.linspace(0.5, 1.5, 10).view(2, 5)
+        inputs[level] = logits + level, labels, temperature, torch.randn(2, 5)
+    torch.save(inputs, folder / "inputs.pt")
+    command = [sys.executable, "-c", RANK, str(folder)]
     ranks = [subprocess.Popen([*command, str(rank)], env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    results = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return {level: (inputs[level], [rank[level] for rank in results]) for level in LEVELS}
 
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_ranks_agree_with_one_and_each_has_its_columns_gradient(level, two_ranks):
+    (logits, labels, temperature, grad), ranks = two_ranks[level]
     leaf = logits.clone().requires_grad_()
     log_prob = logprob(leaf, labels, temperature)
     log_prob.backward(grad)

@@ -56,20 +56,26 @@ def test_dry_run_needs_nothing_and_starts_nothing(script: Path) -> None:
     assert "│ unknown │" in nodes
 
 
-@pytest.mark.slow
-def test_dry_run_fails_where_the_preflight_is_red() -> None:
-    result = run(RUNS[0], "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000", DRY_RUN="1")
-    assert result.returncode == 1
-    assert resolved(result)["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] == 1000
-    (red,) = [line for line in result.stdout.splitlines() if "│ fail " in line]
-    assert "token budget, update" in red
+ODD = "/mnt/a b/it's,=1"
 
 
-def test_dry_run_passes_paths_as_they_are() -> None:
-    odd = "/mnt/a b/it's,=1"
-    result = run(RUNS[0], DRY_RUN="1", **{**PATHS, "MODEL_PATH": odd, "RUNS_DIR": "/mnt/runs dir"})
-    config = resolved(result)
-    assert config["actor_rollout_ref"]["model"]["path"] == odd
+@pytest.fixture(scope="module")
+def red() -> subprocess.CompletedProcess:
+    """A dry run of odd paths and of a budget that is too small."""
+    paths = {**PATHS, "MODEL_PATH": ODD, "RUNS_DIR": "/mnt/runs dir"}
+    return run(RUNS[0], "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000", DRY_RUN="1", **paths)
+
+
+def test_dry_run_fails_where_the_preflight_is_red(red: subprocess.CompletedProcess) -> None:
+    assert red.returncode == 1
+    assert resolved(red)["actor_rollout_ref"]["actor"]["ppo_max_token_len_per_gpu"] == 1000
+    (line,) = [line for line in red.stdout.splitlines() if "│ fail " in line]
+    assert "token budget, update" in line
+
+
+def test_dry_run_passes_paths_as_they_are(red: subprocess.CompletedProcess) -> None:
+    config = resolved(red)
+    assert config["actor_rollout_ref"]["model"]["path"] == ODD
     assert config["data"]["train_files"] == PATHS["TRAIN_FILE"]
     assert config["gtpo_verl"]["run_dir"] == "/mnt/runs dir/dapo-math/dapo-seed1"
 

@@ -5,6 +5,7 @@ in float64, sequence by sequence.
 """
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -308,24 +309,47 @@ def test_another_vendors_engine_is_not_replaced_silently(monkeypatch):
 
 
 REGISTRY = """
-import os, sys
+import itertools, json, os, sys
 from gtpo_verl.verl_plugin.engine import register_engines
 register_engines(); register_engines()
 import verl
 assert "verl.workers.engine.fsdp.transformer_impl" not in sys.modules, "importing verl must not import its engines"
 from verl.workers.engine import EngineRegistry
-for backend in ("fsdp", "fsdp2"):
-    assert EngineRegistry.get_engine_cls("language_model", backend).__name__ == "FSDPEngineWithLMHead"
-    os.environ["VERL_ENGINE_VENDOR"] = "gtpo_verl"
-    assert EngineRegistry.get_engine_cls("language_model", backend).__name__ == "FusedEntropyFSDPEngine"
-    assert EngineRegistry.get_engine_cls("value_model", backend).__name__ == "FSDPEngineWithValueHead"
+found = []
+for device, backend in itertools.product(sys.argv[1:], ("fsdp", "fsdp2")):
+    os.environ["VERL_ENGINE_DEVICE"] = device  # verl looks at it whenever it is asked for an engine
+    models = ["language_model"]
+    for vendor in (None, "gtpo_verl"):
+        if vendor:
+            os.environ["VERL_ENGINE_VENDOR"] = vendor
+            models.append("value_model")
+        for model in models:
+            found.append([device, backend, vendor, model, EngineRegistry.get_engine_cls(model, backend).__name__])
     del os.environ["VERL_ENGINE_VENDOR"]
+print(json.dumps(found))
 """
+DEVICES = ["cuda", "npu"]
 
 
-@pytest.mark.parametrize("device", ["cuda", "npu"])
-def test_registration_is_lazy_idempotent_and_leaves_verls_engines_in_place(device):
-    environment = {**os.environ, "VERL_ENGINE_DEVICE": device, "VERL_PLATFORM": ""}
+@pytest.fixture(scope="module")
+def registered():
+    """[device, backend, vendor, model, class of the engine], of all devices in one process."""
+    environment = {**os.environ, "VERL_PLATFORM": ""}
     environment.pop("VERL_ENGINE_VENDOR", None)
-    run = subprocess.run([sys.executable, "-c", REGISTRY], env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", REGISTRY, *DEVICES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_registration_is_lazy_idempotent_and_leaves_verls_engines_in_place(device, registered):
+    assert [found[1:] for found in registered if found[0] == device] == [
+        [backend, *others]
+        for backend in ("fsdp", "fsdp2")
+        for others in (
+            [None, "language_model", "FSDPEngineWithLMHead"],
+            ["gtpo_verl", "language_model", "FusedEntropyFSDPEngine"],
+            ["gtpo_verl", "value_model", "FSDPEngineWithValueHead"],
+        )
+    ]

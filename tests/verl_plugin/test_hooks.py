@@ -1,8 +1,11 @@
 """Installed means usable, in any process that imports verl, and nothing is paid for it by a plain verl job."""
 
+import functools
+import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 
@@ -52,31 +55,56 @@ def test_import_verl_imports_nothing_heavy_of_ours() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("before", ["1", "3"])
-@pytest.mark.parametrize(("threads", "counts"), [("1", False), ("2", True), (None, True)])
-def test_with_one_thread_a_put_counts_no_cores(threads: str | None, counts: bool, before: str) -> None:
-    code = """
-        import os
+BEFORE = [1, 3]
+
+
+@pytest.fixture(scope="module")
+def of_a_put() -> Callable[[str | None], list]:
+    """[whether cores are counted, threads during it] for each number of threads before it, in one process for each
+    `TQ_NUM_THREADS`, which is read once."""
+    code = f"""
+        import json, os
         import verl
         import psutil
         import torch
         from transfer_queue import client
         from transfer_queue.storage import simple_storage
+        from transfer_queue.utils import common
         counted = []
         cores = psutil.cpu_count
         psutil.cpu_count = lambda *choice, **named: counted.append(1) or cores(*choice, **named)
-        before = torch.get_num_threads()
-        for module in (client, simple_storage):
-            with module.limit_pytorch_auto_parallel_threads(target_num_threads=module.TQ_NUM_THREADS, info="put"):
-                during = torch.get_num_threads()
-            assert torch.get_num_threads() == before
-        print(bool(counted), during)
+        results = []
+        for before in {BEFORE}:
+            for module in (client, simple_storage):
+                counted.clear()
+                torch.set_num_threads(before)
+                common.DEFAULT_TORCH_NUM_THREADS = before  # as where OMP_NUM_THREADS says so at its start
+                with module.limit_pytorch_auto_parallel_threads(target_num_threads=module.TQ_NUM_THREADS, info="put"):
+                    during = torch.get_num_threads()
+                results.append([before, bool(counted), during, torch.get_num_threads()])
+        print(json.dumps(results))
     """
-    environment = {"OMP_NUM_THREADS": before} | ({} if threads is None else {"TQ_NUM_THREADS": threads})
-    result = run(code, **environment)
-    counted, during = result.stdout.split()[-2:]
-    assert counted == str(counts), result.stderr
-    assert during == "1" or counts
+
+    @functools.cache
+    def start(threads: str | None) -> list:
+        result = run(code, **({} if threads is None else {"TQ_NUM_THREADS": threads}))
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout.splitlines()[-1])
+
+    return start
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize(("threads", "counts"), [("1", False), ("2", True), (None, True)])
+def test_with_one_thread_a_put_counts_no_cores(
+    of_a_put: Callable, threads: str | None, counts: bool, before: int
+) -> None:
+    client_and_storage = [others for at_first, *others in of_a_put(threads) if at_first == before]
+    assert len(client_and_storage) == 2
+    for counted, during, afterwards in client_and_storage:
+        assert counted == counts
+        assert during == 1 or counts
+        assert afterwards == before
 
 
 def test_plugin_switched_off_is_said_clearly() -> None:
