@@ -259,3 +259,16 @@ def test_what_is_sent_may_be_written_over_at_once(monkeypatch) -> None:
         message[:] = b"b" * 10**6
         assert tracker.done
         assert pull.recv() == b"a" * 10**6
+
+
+def test_parameters_are_not_copied_and_requests_made_of_the_same_ones_do_not_change_each_other() -> None:
+    """vLLM adds ends of its own to what it takes for a copy; verl makes many requests' parameters of one dictionary."""
+    shared = {"stop_token_ids": [3], "logprobs": 0, "extra_args": {"for": "all"}}
+    first, second = (SamplingParams(**read_whole(shared)) for _ in range(2))
+    taken = first.clone()
+    assert taken.extra_args is first.extra_args
+    taken.update_from_generation_config({"eos_token_id": [5, 6]}, 5)
+    assert {3, 6} <= taken.all_stop_token_ids
+    assert shared["stop_token_ids"] == [3]
+    assert second.stop_token_ids == [3]
+    assert second.all_stop_token_ids == {3}
