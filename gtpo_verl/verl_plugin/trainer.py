@@ -24,6 +24,7 @@ from gtpo_verl.run_folder.metrics_history import MetricsHistory
 from gtpo_verl.runtime import stage
 from gtpo_verl.verl_plugin import jagged, rollout, saving, transfer, validation_statistics
 from gtpo_verl.verl_plugin.advantages import EntropyAdvantages, check_scores
+from gtpo_verl.verl_plugin.agreement import check_log_probs
 from gtpo_verl.verl_plugin.forking import keep_forking_tokens
 from gtpo_verl.verl_plugin.replay_buffer import BoundedReplayBuffer
 from gtpo_verl.verl_plugin.run_watch import RunWatch
@@ -130,6 +131,8 @@ class GtpoTrainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: Batch, metrics: dict[str, Any]) -> Batch:
         self._enter("advantages")
+        given = ["rollout_log_probs"] if self.config.actor_rollout_ref.rollout.calculate_log_probs else []
+        check_log_probs(transfer.fetch(batch, ["response_mask", "old_log_probs", *given]))
         if self.config.algorithm.adv_estimator in ESTIMATORS:
             batch = EntropyAdvantages(self.config).compute(batch, metrics)
         else:

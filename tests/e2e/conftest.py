@@ -1,4 +1,3 @@
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     """A training run in a folder of its own; ended, if the test left it running."""
     started = Run(tmp_path)
     yield started
-    end(started)
+    started.end()
 
 
 @pytest.fixture(scope="session")
@@ -32,12 +31,5 @@ def presets_in_turn(tmp_path_factory) -> Run:
     try:
         assert started.wait() == 0, started.terminal
     finally:
-        end(started)
+        started.end()
     return started
-
-
-def end(started: Run) -> None:
-    process = getattr(started, "process", None)
-    if process is not None and process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=90)

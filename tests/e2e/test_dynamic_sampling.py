@@ -1,10 +1,13 @@
-"""Dynamic sampling in real runs: where no group ever differs one stops and says why; what `first_batch` asks for."""
+"""Dynamic sampling in real runs: where no group ever differs one stops and says why; what `first_batch` asks for. In
+the last steps of that run, what becomes of responses that vLLM sampled from another policy."""
 
+import json
 import math
+import os
 import re
 
 import pytest
-from training_run import SMALL, Run
+from training_run import ROOT, SMALL, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -34,21 +37,46 @@ def test_stops_after_max_num_gen_batches(run: Run) -> None:
     run.assert_nothing_left()
 
 
-def test_first_batch_asks_for_what_the_last_step_says_is_needed(run: Run) -> None:
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Asks for more prompts from the start; vLLM's log-probabilities are wrong from the fifth step on."""
+    run = Run(tmp_path_factory.mktemp("six_steps"))
+    metrics = run.folder / "runs/tiny/run/metrics.jsonl"
     run.start(
         *SMALL,
         "algorithm=gtpo_v1",
-        "trainer.total_training_steps=4",
+        f"gtpo_verl.run_dir={metrics.parent}",
+        "trainer.total_training_steps=6",
         "gtpo_verl.first_batch=1.5",
         "actor_rollout_ref.actor.optim.lr=0",
+        PYTHONPATH=f"{ROOT / 'tests/e2e/inside_run'}:{os.environ.get('PYTHONPATH', '')}",
+        GTPO_VERL_WRONG=json.dumps({"metrics": str(metrics), "added": {"4": -3, "5": "nan"}}),
     )
-    assert run.wait() == 0, run.terminal
-    steps = [record["data"] for record in run.metrics()]
+    try:
+        run.wait()
+    finally:
+        run.end()
+    return run
+
+
+def test_first_batch_asks_for_what_the_last_step_says_is_needed(six_steps: Run) -> None:
+    steps = [record["data"] for record in six_steps.metrics()]
     surplus = [step.get("training/filter_groups/discarded_surplus_samples", 0) for step in steps]
     tried = [step["training/sampling/groups_tried"] for step in steps]
-    assert len(tried) == 4
-    for step in range(1, 4):
+    assert len(tried) == 5, six_steps.terminal
+    for step in range(1, 5):
         share = (4 + surplus[step - 1]) / tried[step - 1]
         at_once = math.ceil(1.5 * 4 / share)
         # All that was asked for is awaited, and counted; one at a time is added where that was not enough.
         assert tried[step] == at_once or (tried[step] > at_once and surplus[step] == 0), (step, tried, surplus)
+
+
+def test_responses_of_another_policy_are_said_and_what_is_no_number_ends_the_run(six_steps: Run) -> None:
+    assert six_steps.process.returncode == 1
+    assert "error: ValueError: vLLM gave log-probabilities that are no finite numbers, in 32 of" in six_steps.terminal
+    log = (six_steps.run_dir() / "train.log").read_text()
+    assert (
+        log.count("of this step, tokens have log-probabilities in vLLM and in the actor that lie more than 1 nat") == 1
+    )
+    assert "In 32 of 32 responses" in log
+    six_steps.assert_nothing_left()

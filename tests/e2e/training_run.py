@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,13 @@ class Run:
 
     def wait(self, timeout: float = 900) -> int:
         return self.process.wait(timeout=timeout)
+
+    def end(self) -> None:
+        """Ends it if it still goes on."""
+        process = getattr(self, "process", None)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=90)
 
     @property
     def terminal(self) -> str:

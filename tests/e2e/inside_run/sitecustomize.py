@@ -8,3 +8,5 @@ if "GTPO_VERL_TURNS" in os.environ:
     import turns  # noqa: F401
 if "GTPO_VERL_FAULT" in os.environ:
     import fault  # noqa: F401
+if "GTPO_VERL_WRONG" in os.environ:
+    import wrong_log_probs  # noqa: F401
