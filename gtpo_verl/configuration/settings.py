@@ -60,9 +60,7 @@ class RecipeSettings:
     min_free_disk_gib: float = 1.0
     preflight: bool = True
     architecture: dict[str, Any] | None = None
-    env: dict[str, str | None] = field(
-        default_factory=lambda: {"TQ_NUM_THREADS": "1", "SAGEMAKER_CONTAINER_LOG_LEVEL": "WARNING"}
-    )
+    env: dict[str, str | None] = field(default_factory=lambda: {"TQ_NUM_THREADS": "1"})
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "RecipeSettings":

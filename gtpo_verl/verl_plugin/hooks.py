@@ -4,6 +4,7 @@ A plain `import verl` costs no more than before: importing the V1 trainer here w
 every verl job. `wrapt` runs a hook right after the named module was executed (PEP 369).
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ def install() -> None:
     wrapt.register_post_import_hook(_fetches, "verl.utils.transferqueue_utils")
     wrapt.register_post_import_hook(_threads, "transfer_queue.client")
     wrapt.register_post_import_hook(_threads, "transfer_queue.storage.simple_storage")
+    wrapt.register_post_import_hook(_warnings, "model_hosting_container_standards.logging_config")
     wrapt.register_post_import_hook(_weights, "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer")
 
 
@@ -82,6 +84,21 @@ def _one_thread(*_: object, **__: object) -> Iterator[None]:
     finally:
         if before > 1:
             torch.set_num_threads(before)
+
+
+def _warnings(_: ModuleType) -> None:
+    """model_hosting_container_standards, which vLLM's server imports, lets the root logger and its handlers say errors
+    alone, in the trainer's process too, unless one of two variables names another level. This package's warnings are
+    said all the same."""
+    if {"SAGEMAKER_CONTAINER_LOG_LEVEL", "LOG_LEVEL"} & os.environ.keys():
+        return
+    ours = logging.getLogger("gtpo_verl")
+    if not ours.isEnabledFor(logging.WARNING):
+        ours.setLevel(logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: all(record.levelno < other.level for other in logging.root.handlers))
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))  # as verl's
+    ours.addHandler(handler)
 
 
 def _weights(transfer: ModuleType) -> None:

@@ -55,6 +55,30 @@ def test_import_verl_imports_nothing_heavy_of_ours() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize(
+    ("exported", "level", "said"),
+    [
+        ({}, "WARNING", True),
+        ({}, "ERROR", True),
+        ({"LOG_LEVEL": "WARNING"}, "WARNING", True),
+        ({"LOG_LEVEL": "ERROR"}, "WARNING", False),
+        ({"SAGEMAKER_CONTAINER_LOG_LEVEL": "ERROR"}, "WARNING", False),
+    ],
+)
+def test_warnings_are_said_whatever_vllms_server_imports(exported: dict[str, str], level: str, said: bool) -> None:
+    code = f"""
+        import logging, os
+        for name in {{"LOG_LEVEL", "SAGEMAKER_CONTAINER_LOG_LEVEL"}} - {set(exported)}:
+            os.environ.pop(name, None)
+        import verl
+        import vllm.entrypoints.serve.sagemaker.api_router
+        logging.getLogger("gtpo_verl.verl_plugin.agreement").log(logging.{level}, "off by a nat")
+    """
+    result = run(code, VERL_PLATFORM="cpu", **exported)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("off by a nat") == said  # once
+
+
 BEFORE = [1, 3]
 
 
