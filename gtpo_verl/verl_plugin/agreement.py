@@ -30,6 +30,8 @@ def check_log_probs(data: TensorDict) -> None:
     mask = data["response_mask"]
     offsets: torch.Tensor = mask.offsets()
     kept = mask.values() != 0
+    tokens = _sums(kept.float(), offsets)
+    responses = int((tokens > 0).sum())  # without the rows that verl adds
     actor = data["old_log_probs"].values().float()
     given = data.get("rollout_log_probs", None)
     if given is not None:
@@ -37,17 +39,22 @@ def check_log_probs(data: TensorDict) -> None:
         _check_finite(
             kept & ~rollout.isfinite(),
             offsets,
+            responses,
             "The rollouts came with",
             "They were not sampled from this policy; with vLLM, actor_rollout_ref.rollout.enforce_eager=true does "
             "without CUDA graphs",
         )
     _check_finite(
-        kept & ~actor.isfinite(), offsets, "The actor gave", "Its weights or what it computes with them are broken"
+        kept & ~actor.isfinite(),
+        offsets,
+        responses,
+        "The actor gave",
+        "Its weights or what it computes with them are broken",
     )
     if given is None:
         return
     apart = torch.where(kept, (rollout - actor).abs(), 0.0)
-    sums, tokens = _sums(apart, offsets), _sums(kept.float(), offsets)
+    sums = _sums(apart, offsets)
     far = sums / tokens.clamp(min=_SHORT) > FAR_RESPONSE
     mean = (sums.double().sum() / tokens.double().sum()).item()
     if far.any() or mean > FAR_STEP:
@@ -59,7 +66,7 @@ def check_log_probs(data: TensorDict) -> None:
             mean,
             FAR_RESPONSE,
             int(far.sum()),
-            int((tokens > 0).sum()),
+            responses,
         )
 
 
@@ -83,11 +90,11 @@ def _at_places_of(given: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _check_finite(broken: torch.Tensor, offsets: torch.Tensor, who: str, why: str) -> None:
+def _check_finite(broken: torch.Tensor, offsets: torch.Tensor, responses: int, who: str, why: str) -> None:
     if broken.any():
         rows = int((_sums(broken.float(), offsets) > 0).sum())
         raise ValueError(
-            f"{who} log-probabilities that are no finite numbers, in {rows} of the step's {len(offsets) - 1} "
+            f"{who} log-probabilities that are no finite numbers, in {rows} of the step's {responses} "
             f"responses; nothing was trained on them. {why}"
         )
 

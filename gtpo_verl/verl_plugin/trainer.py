@@ -2,8 +2,9 @@
 
 GTPO: the advantages are computed from the entropies of the log-probability pass and from the raw task metric
 (`advantages`). Whichever method's, they can be kept at forking tokens alone (`forking`). Every recipe run, DAPO's too:
-dynamic sampling ends with an error instead of never (`replay_buffer`), metrics survive a resume, a checkpoint never
-precedes the metrics of its step, and the last N are kept, whatever was resumed (`saving`).
+dynamic sampling ends with an error instead of never (`replay_buffer`), rollouts of another policy are noticed
+(`agreement`), metrics survive a resume, a checkpoint never precedes the metrics of its step, and the last N are kept,
+whatever was resumed (`saving`).
 """
 
 import logging

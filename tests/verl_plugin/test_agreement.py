@@ -76,6 +76,8 @@ def test_what_the_mask_leaves_out_is_not_looked_at(caplog: pytest.LogCaptureFixt
     data = step([[-4.0] * 10 + [NAN] * 90, [-1.0]], off, [[1] * 10 + [0] * 90, [0]])
     (message,) = warnings(caplog, data)
     assert "lie 2 nat apart on average, and more than 1 in 1 of 1 responses" in message
+    with pytest.raises(ValueError, match="in 1 of the step's 1 responses"):
+        check_log_probs(step([[NAN], [-1.0]], None, [[1], [0]]))
 
 
 def test_rollouts_may_have_none_for_the_last_words_of_a_tool(caplog: pytest.LogCaptureFixture) -> None:
